@@ -13,7 +13,7 @@ import torch
 
 import caster
 from caster import CasterError, wrap
-from caster.adapt.layer_passes import ENOUGH
+from caster.adapt.layer_passes import MIN_SAMPLES_FULL_MAP
 from caster.models.onnx.layers import FirstSite
 from caster.models.onnx.twin import first_site_model
 from tests.support import mixture_problem, problem
@@ -120,7 +120,7 @@ def test_full_maps_are_used_and_agree(pair):
     """A long shuffled stream: from 256 samples on, maps come from the past and are full."""
     one, other = pair("batch", "folded")
     assert one.full_maps == other.full_maps > 0
-    x = make_images(shuffled(ENOUGH + 192, seed=11), 12, shift=0.8)
+    x = make_images(shuffled(MIN_SAMPLES_FULL_MAP + 192, seed=11), 12, shift=0.8)
     first, second = one.new_stream(), other.new_stream()
     for batch in np.split(x, 7):
         expected, found = first(batch), second(batch)

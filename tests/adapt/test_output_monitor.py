@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from caster.adapt.output_monitor import BLOCK, FEWEST, MEMORY, OutputMonitor
+from caster.adapt.output_monitor import BLOCK, MEMORY, MIN_BLOCKS, OutputMonitor
 from tests.support.answers import same_state
 
 C, D = 10, 32
@@ -258,7 +258,7 @@ def test_a_monitor_is_ready_after_a_few_known_blocks():
     """The variation between blocks is known from those that came behind half of the memory."""
     draw, monitor = Outputs(), OutputMonitor()
     ready = []
-    for _ in range(MEMORY // 2 // BLOCK + FEWEST):
+    for _ in range(MEMORY // 2 // BLOCK + MIN_BLOCKS):
         ready.append(monitor.is_ready)
         monitor.learn(*draw())
     assert not any(ready)

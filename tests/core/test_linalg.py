@@ -41,7 +41,7 @@ def test_cholesky_leaves_its_input_alone(matrices):
     assert np.array_equal(matrices, before)
 
 
-@pytest.mark.parametrize("order", [2, linalg.SMALL])
+@pytest.mark.parametrize("order", [2, linalg.SMALL_ORDER])
 def test_matrices_that_cannot_be_factored_give_nan(kind, order):
     """No namespace raises: the host of a GPU could not either."""
     indefinite = kind.array(np.diag(np.linspace(1.0, -1.0, order))[None])
@@ -52,7 +52,7 @@ def test_matrices_that_cannot_be_factored_give_nan(kind, order):
         assert np.isnan(np.asarray(root)).all()
 
 
-@pytest.mark.parametrize("width", [4, linalg.NARROWEST, linalg.NARROWEST + 1])
+@pytest.mark.parametrize("width", [4, linalg.MIN_PANEL, linalg.MIN_PANEL + 1])
 def test_triangular_squares_are_those_of_whitened_rows(kind, width):
     rng = np.random.default_rng(0)
     x = rng.standard_normal((2, 3, width))

@@ -119,7 +119,7 @@ def test_measuring_goes_on_from_earlier_sums():
 
 def test_classes_that_are_known_well_are_not_measured_again(monkeypatch):
     """The range of the images is that of all, and a class that comes late is measured."""
-    monkeypatch.setattr(site_sums, "ENOUGH", 10)
+    monkeypatch.setattr(site_sums, "SAMPLES_PER_CLASS", 10)
     late = np.where(np.arange(120) < 100, np.arange(120) % 3, 3)
     whole = statistics_of(batch=20, labels=late)
     first = statistics_of(batch=20, labels=late, rows=slice(0, 40))

@@ -59,7 +59,7 @@ Methods = Annotated[
 ]
 WIDE = 180  # characters, for piped output
 EVERY = 10.0  # seconds between two lines of piped progress
-SHOWN = 8  # running cells in the live table
+MAX_SHOWN = 8  # running cells in the live table
 
 
 class Executors(StrEnum):
@@ -261,10 +261,10 @@ def status_table(status: RunStatus) -> Table:
     grid.add_row("cells", _counts(status))
     grid.add_row("images/s", f"{status.rate:,.0f}")
     grid.add_row("time left", _left(status))
-    for title in status.current[:SHOWN]:
+    for title in status.current[:MAX_SHOWN]:
         grid.add_row("running", title)
-    if len(status.current) > SHOWN:
-        grid.add_row("", f"and {len(status.current) - SHOWN} more")
+    if len(status.current) > MAX_SHOWN:
+        grid.add_row("", f"and {len(status.current) - MAX_SHOWN} more")
     return grid
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from caster_bench.data.sets.check import SetStatus
     from caster_bench.data.sets.dataset import SplitGroup
 
-SHOWN = 8  # lines of a kind on a terminal
+MAX_SHOWN = 8  # lines of a kind on a terminal
 SetName = Annotated[
     str, typer.Argument(metavar="NAME", help="A set, or one of its splits: cifar10, pacs:sketch.")
 ]
@@ -85,7 +85,7 @@ def _show(status: SetStatus) -> None:
         say(f"{status.name} is not there")
         _list(_missing(status))
         return
-    for split in status.splits if len(status.splits) <= SHOWN else ():
+    for split in status.splits if len(status.splits) <= MAX_SHOWN else ():
         count = "cannot be opened" if split.images is None else f"{split.images:,}"
         say(f"  {split.split:<18} {count} of {split.expected:,} images")
     complete = sum(split.complete for split in status.splits)
@@ -110,7 +110,7 @@ def _missing(status: SetStatus) -> list[str]:
 
 def _list(lines: list[str]) -> None:
     """Print the first lines on a terminal, and all of them to a pipe."""
-    shown = lines[:SHOWN] if output.is_terminal else lines
+    shown = lines[:MAX_SHOWN] if output.is_terminal else lines
     for line in shown:
         say(line)
     if more := len(lines) - len(shown):

@@ -22,7 +22,7 @@ from caster_bench.sweeps.spec import LAST, ORDERS, SCHEDULES, SEVERITIES, known
 
 Indices = NDArray[np.int64]
 Floats = NDArray[np.float64]
-MOST_SLOTS = 100  # RoTTA: one slot per class, and at most these
+MAX_SLOTS = 100  # RoTTA: one slot per class, and at most these
 FEW_CLASSES = 30  # up to this many classes, runs are long by default
 LONG_RUNS, SHORT_RUNS = (20, 60), (4, 16)  # of CIFAR-10 and CIFAR-100: images, both inclusive
 CONCENTRATION = 0.1  # NOTE's and RoTTA's
@@ -394,7 +394,7 @@ def dirichlet(
     array([1, 1, 1, 1, 2, 2, 2, 2, 0, 0, 0, 0])
     """
     counts = np.bincount(targets)
-    slots = min(len(counts), MOST_SLOTS) if slots is None else slots
+    slots = min(len(counts), MAX_SLOTS) if slots is None else slots
     sorted_rows = by_class(targets, rng)
     slot = np.empty_like(targets)
     for rows in np.split(sorted_rows, np.cumsum(counts)[:-1]):

@@ -21,7 +21,7 @@ from caster_bench.records.store import cells_of, is_whole, read, read_cell, scan
 from caster_bench.sweeps import Spec, Sweep, select
 
 Pair = tuple[str, str]  # backbone and data
-TOGETHER = 6  # cells of a stream that one worker runs, after one frozen pass
+CELLS_PER_GROUP = 6  # cells of a stream that one worker runs, after one frozen pass
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,8 +135,8 @@ def groups_of(specs: Sequence[Spec]) -> Iterator[Group]:
     for spec in together:
         streams.setdefault(spec.stream, []).append(spec)
     for cells in streams.values():
-        for start in range(0, len(cells), TOGETHER):
-            yield tuple(cells[start : start + TOGETHER])
+        for start in range(0, len(cells), CELLS_PER_GROUP):
+            yield tuple(cells[start : start + CELLS_PER_GROUP])
     yield from ((spec,) for spec in specs if spec.alone)
 
 

@@ -33,7 +33,7 @@ SMOOTHING = 0.2  # share of a new value in running means of drift and entropy
 RIDGE = 1e-5  # added to variances, and the least eigenvalue
 LEAST_WEIGHT = 1e-3  # a block with less is neither aligned nor measured
 CROP = 0.9  # share of a side that a cropped view keeps
-MOST_VIEWS = 3
+MAX_VIEWS = 3
 NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 Visit = Callable[[str, Tensor], Tensor | None]
 
@@ -73,7 +73,7 @@ class PEA(TorchMethod):
     """
 
     name: str = "pea"
-    views: int = count(2, least=0, most=MOST_VIEWS)
+    views: int = count(2, least=0, most=MAX_VIEWS)
     momentum: float = number(0.02, high=1)
     group: int | None = count(None)
     drift: float | None = number(None)

@@ -17,7 +17,7 @@ from caster_bench.studies.naming import CERTIFICATE, OWN, inner_and_gate, uses_s
 from caster_bench.sweeps import Spec, Sweep
 from caster_bench.sweeps.spec import CLASS_ORDERED, GATE, PRESET, frozen_value
 
-SHOWN = 5  # per kind; the rest are counted
+MAX_SHOWN = 5  # per kind; the rest are counted
 Pair = tuple[str, str]  # backbone and data
 Admissions = dict[Pair, Admission]
 SOFTWARE = ("python", "numpy", "torch", "caster")  # versions that must be stated
@@ -40,7 +40,7 @@ class Problem:
         return f"{self.kind}: {self.where}"
 
 
-def lines(problems: Iterable[Problem], shown: int = SHOWN) -> list[str]:
+def lines(problems: Iterable[Problem], shown: int = MAX_SHOWN) -> list[str]:
     """Format problems by kind, with counts and the first few locations.
 
     >>> lines([Problem("missing", "a"), Problem("missing", "b"), Problem("foreign", "c")], shown=1)

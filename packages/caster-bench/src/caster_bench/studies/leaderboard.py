@@ -30,7 +30,7 @@ TEXT, PAGE = "leaderboard.md", "leaderboard.html"
 PUBLISHED = 10_000  # images of a stream in most published tables
 HARDEST = 5  # their severity
 SHUFFLED = "shuffled"  # their order
-MANY = 5  # methods besides the frozen model that a board needs to appear in the text
+MIN_METHODS = 5  # methods besides the frozen model that a board needs to appear in the text
 COST_ON = "cost on"  # the network that speed and memory were measured on
 PLACE = (Column("protocol"), Column("stream"), Column("B", "d"), Column("family"), Column("data"))
 EXTENT = (Column("networks"), Column("streams", "d"))
@@ -444,7 +444,7 @@ def _markdown(
 ) -> str:
     full = [ranking for ranking in rankings if ranking.board.is_published]
     overviews = overview_tables(
-        [each for each in rankings if each not in full and len(each.standings) > MANY]
+        [each for each in rankings if each not in full and len(each.standings) > MIN_METHODS]
     )
     devices = {
         dict(each.provenance[spec].hardware)["device"]
@@ -458,7 +458,7 @@ def _markdown(
         summary=" ".join(map(in_markdown, summary)),
         boards=[_section(board_table(ranking)) for ranking in full],
         overviews=[_section(table) for table in overviews],
-        many=MANY,
+        many=MIN_METHODS,
         every=len(rankings),
         devices=_listed(sorted(devices)) or "no device yet",
         star=in_markdown(STAR_NOTE),

@@ -25,7 +25,7 @@ from caster_bench.sweeps import STUDIES, Spec, Sweep, part_of, without
 
 Streams = dict[Spec, dict[str, Score]]  # stream: scores by method
 Values = Sequence[float] | NDArray[np.float64]
-FEWEST = 3  # pairs needed for a correlation
+MIN_PAIRS = 3  # pairs needed for a correlation
 
 
 @dataclass(frozen=True)
@@ -254,7 +254,7 @@ def _correlations(pairs: NDArray[np.float64]) -> NDArray[np.float64]:
     scipy.stats.spearmanr takes one draw at a time, and its last bits depend on the processor.
     """
     n = pairs.shape[1]
-    if n < FEWEST:
+    if n < MIN_PAIRS:
         return np.full(len(pairs), np.nan)
     # twice the distance from the middle rank: integers, so the sums are exact
     off = np.rint(2 * rankdata(pairs, axis=1) - n - 1).astype(np.int64)

@@ -37,7 +37,7 @@ from caster_bench.sweeps import Spec, Sweep
 
 Found = dict[Spec, tuple[Cell, Location]]
 Progress = Callable[[str, int, int], None]  # stage, done, of how many
-MANY = 20  # images from which two shuffles do not agree by chance
+MIN_IMAGES = 20  # images from which two shuffles do not agree by chance
 FEW_CELLS = 200  # below this, worker processes cost more than they save
 FEW_PACKED_CELLS = 5000  # likewise for packed cells, which are read ten times as fast
 MAX_WORKERS = 8  # beyond this the disk is the bottleneck
@@ -194,7 +194,7 @@ def _check_order(known: dict[int, str], checked: Checked, stream: Spec) -> Itera
     rows = checked.rows
     if known.setdefault(stream.seed, rows) != rows:
         yield Problem("another order than the same seed gives elsewhere", stream.full)
-    by_chance = stream.order != "shuffled" or checked.batches < 2 or checked.n < MANY
+    by_chance = stream.order != "shuffled" or checked.batches < 2 or checked.n < MIN_IMAGES
     if not by_chance and any(o == rows for s, o in known.items() if s != stream.seed):
         yield Problem("the same order as another seed's", stream.full)
 

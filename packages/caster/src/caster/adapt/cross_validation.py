@@ -21,7 +21,7 @@ from caster.state.source_check import SourceCheck
 
 FOLDS = 5
 BATCH = 64  # samples of a simulated batch
-MOST_CHECKED = 4096  # largest number of samples to classify
+MAX_CHECKED = 4096  # largest number of samples to classify
 
 Floats = NDArray[np.floating[Any]]
 Indices = NDArray[np.integer[Any]]
@@ -51,7 +51,7 @@ def check_source(
     folds, fold = _folds(y, rng.permutation(len(y)), n_classes)
     parts = [np.flatnonzero(fold == f) for f in range(folds)]
     # Shuffled, because folds list the classes in turn: unshuffled batches would be balanced.
-    rows = [rng.permutation(part)[: -(-MOST_CHECKED // folds)] for part in parts]
+    rows = [rng.permutation(part)[: -(-MAX_CHECKED // folds)] for part in parts]
     whole = ClassMoments.of(z, y, n_classes)
     check = partial(_check_fold, z, y, head, whole, parts, rows, settings)
     answers, verdicts = zip(*parallel_map(check, folds), strict=True)

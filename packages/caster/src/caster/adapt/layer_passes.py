@@ -26,8 +26,8 @@ from caster.models.protocol import FrozenModel, Outputs
 
 PARTS = ("mean", "variance", "covariance")  # arrays of `ChannelMoments`
 EPS = 1e-5  # added to variances, relative to a site's mean variance: a dead channel stays dead
-FEW = 8.0  # weight of the pooled moments in those of a class, in samples
-ENOUGH = 256  # fewest source samples for a full map
+CLASS_PRIOR_SAMPLES = 8.0  # weight of the pooled moments in those of a class, in samples
+MIN_SAMPLES_FULL_MAP = 256  # fewest source samples for a full map
 CHANGE_WINDOW = 64  # recent samples that are compared with the past to detect a new shift
 CHANGE_SITES = 0.25  # fraction of the sites compared: the first ones, which depend least on classes
 
@@ -335,7 +335,7 @@ def chosen_sites(found: list[Site], settings: LayerSettings) -> list[Site]:
 
 def has_full_map(source: ChannelMoments, settings: LayerSettings) -> bool:
     """Whether a site has a covariance from enough source samples for a full map."""
-    enough = settings.maps == "full" and source.count >= ENOUGH
+    enough = settings.maps == "full" and source.count >= MIN_SAMPLES_FULL_MAP
     return enough and source.covariance is not None
 
 
@@ -352,6 +352,6 @@ def source_moments(layers: Mapping[Site, ChannelMoments], settings: LayerSetting
         used[site] = replace(
             found,
             covariance=found.covariance if full else None,
-            classes=classes and classes.shrunk(FEW).centred_on(found),
+            classes=classes and classes.shrunk(CLASS_PRIOR_SAMPLES).centred_on(found),
         )
     return used

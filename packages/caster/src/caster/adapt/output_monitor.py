@@ -23,9 +23,9 @@ from caster.core.linalg import Array, on_gpu
 
 BLOCK = 64  # samples that are judged together: fewer are too noisy
 MEMORY = 1024  # samples in the moments of features
-FEWEST = 4  # blocks needed to estimate the variation between blocks
+MIN_BLOCKS = 4  # blocks needed to estimate the variation between blocks
 ERRORS = 4.0  # standard errors by which a block may differ
-LEAST = 0.1  # smallest standard deviation of the distance
+MIN_DEVIATION = 0.1  # smallest standard deviation of the distance
 
 
 class OutputMonitor:
@@ -63,7 +63,7 @@ class OutputMonitor:
     @property
     def is_ready(self) -> bool:
         """Whether enough blocks were learnt to judge others."""
-        return bool(self._distances[0] >= FEWEST)
+        return bool(self._distances[0] >= MIN_BLOCKS)
 
     def learn(self, features: Array, scores: Array) -> None:  # (n, d), (n, C)
         """Add a batch to the statistics of the stream."""
@@ -110,7 +110,7 @@ class OutputMonitor:
             return False
         blocks, sum_1, sum_2 = self._distances.tolist()
         mean = sum_1 / blocks
-        deviation = max(LEAST, math.sqrt(max(0.0, sum_2 / blocks - mean**2)))
+        deviation = max(MIN_DEVIATION, math.sqrt(max(0.0, sum_2 / blocks - mean**2)))
         if not distance / (1 / n + 1 / self._features.count) <= mean + ERRORS * deviation:
             return False
         pairs, equal = self._repeats.tolist()

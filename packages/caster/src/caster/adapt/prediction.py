@@ -49,8 +49,8 @@ from caster.state.source_check import SourceCheck
 log = logging.getLogger("caster")
 
 DIGITS = 6  # decimals of probabilities in a table
-LOPSIDED = 0.5  # warn if a class exceeds its frequency in the source by this fraction of all rows
-FEWEST = 64  # rows needed for these two warnings
+MAX_EXCESS_SHARE = 0.5  # fraction of all rows by which a class may exceed its share in the source
+MIN_ROWS_TO_WARN = 64  # rows needed for these two warnings
 MANY_CHANGED = 0.3  # fraction of changed answers in adapted batches above which to advise a check
 SNAPSHOT_EVERY = 5.0  # seconds of work that a crash may cost
 FORMAT = "caster-predict 1"
@@ -93,8 +93,8 @@ class Summary:
         """A label predicted far more often than it occurs in the source, and how often."""
         ((label, count),) = self.answers.most_common(1) or (("", 0),)
         share = count / max(1, self.rows)
-        found = share - self.source_shares.get(label, 0.0) > LOPSIDED
-        return (label, share) if found and self.rows >= FEWEST else None
+        found = share - self.source_shares.get(label, 0.0) > MAX_EXCESS_SHARE
+        return (label, share) if found and self.rows >= MIN_ROWS_TO_WARN else None
 
     @property
     def changed_share(self) -> float | None:
@@ -111,7 +111,7 @@ class Summary:
         check = self.source_check
         error = 0.0 if check is None or check.head is None else 1.0 - check.head
         found = (self.changed_share or 0.0) > max(MANY_CHANGED, 2 * error)
-        return found and self.adapted >= FEWEST
+        return found and self.adapted >= MIN_ROWS_TO_WARN
 
 
 def predict_file(

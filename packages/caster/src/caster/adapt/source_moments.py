@@ -36,7 +36,7 @@ Chunks = Iterable[tuple[Any, ...]]  # (features, labels) or (features, labels, l
 Piece = tuple[Array, Array, NDArray[Any] | None]  # features, class indices, the head's logits
 Result = TypeVar("Result")
 LABELS = "labels", "label", "y", "target", "targets"  # keys of the labels in a batch that is a dict
-MOST_KEPT = 2**24  # largest number of projected values that are stored to check the fit
+MAX_KEPT = 2**24  # largest number of projected values that are stored to check the fit
 # Not 0: keys must be independent of a source that was shuffled by a generator with that seed.
 SKETCH_SEED = int.from_bytes(b"sketch")
 log = logging.getLogger("caster")
@@ -202,7 +202,7 @@ class _Kept:
     """The first samples of every class, within a memory quota, for `check_source`."""
 
     def __init__(self, before: NDArray[np.int64], k: int) -> None:  # (C,)
-        self._quota = max(2, MOST_KEPT // (len(before) * k))
+        self._quota = max(2, MAX_KEPT // (len(before) * k))
         self._counts = before.copy()
         self._parts: list[tuple[NDArray[Any], NDArray[Any], NDArray[Any] | None]] = []
 

@@ -17,7 +17,7 @@ from caster.io.files import check_writable
 if TYPE_CHECKING:
     from rich.table import Table
 
-LARGE = 1000  # ratio above which its size does not matter
+MAX_SHOWN_RATIO = 1000  # ratio above which its size does not matter
 
 
 def monitor(
@@ -97,7 +97,7 @@ def _say_alarms(stream: dict[str, Any], texts: dict[str, tuple[str, str]]) -> No
 def _ratio(ratio: float | None) -> str:
     if ratio is None:
         return ""
-    return f"{ratio:.2f}" if ratio < LARGE else f">{LARGE}"
+    return f"{ratio:.2f}" if ratio < MAX_SHOWN_RATIO else f">{MAX_SHOWN_RATIO}"
 
 
 def _span(values: list[float]) -> str:

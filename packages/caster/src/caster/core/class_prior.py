@@ -20,10 +20,10 @@ Floats = NDArray[np.float64]
 
 ROUNDS = 20  # of EM, at most
 CONVERGED = 1e-3  # L1 change of the prior below which EM stops
-FEWEST = 64  # samples needed to doubt the source's prior
+MIN_SAMPLES_TO_DOUBT = 64  # samples needed to doubt the source's prior
 # Samples needed to believe another one, or one per class if that is more. So with more classes than
 # `stream_labels.PRIOR_WINDOW` none is believed.
-ENOUGH = 256
+MIN_SAMPLES_TO_BELIEVE = 256
 # Held-out gain in log likelihood per sample, in units of log C, from which the source's prior is
 # doubted and from which the new one is believed: a single class would gain 1. Chosen on the spare
 # corruptions with two ResNet-18s (C = 10), whose class bias gains at most 0.06, tails of 20 : 1
@@ -36,7 +36,7 @@ MIN_GAIN_BELIEVED = 0.17
 # than its entropy, in units of log C. True priors over few classes (C = 2, 20 : 1) can exceed this;
 # they are then never believed.
 PRIOR_SURPLUS = 0.03
-TINY = 1e-300  # smallest probability whose logarithm is taken
+MIN_PROBABILITY = 1e-300  # smallest probability whose logarithm is taken
 
 
 def estimated_prior(
@@ -84,7 +84,7 @@ def entropy(p: Floats) -> Floats:  # (..., C) -> (...)
     >>> float(entropy(np.array([0.5, 0.5]))) == math.log(2)
     True
     """
-    return np.asarray(-(p * np.log(p.clip(min=TINY))).sum(axis=-1))
+    return np.asarray(-(p * np.log(p.clip(min=MIN_PROBABILITY))).sum(axis=-1))
 
 
 def information(p: Floats) -> float:  # (n, C)
@@ -99,7 +99,7 @@ def believed_prior(p: NDArray[Any], pi_s: Floats) -> Floats | None:  # (n, C), (
     fitting noise gains nothing.
     """
     C = len(pi_s)
-    if len(p) < FEWEST:
+    if len(p) < MIN_SAMPLES_TO_DOUBT:
         return pi_s
     halves = p[::2], p[1::2]
     gains = [
@@ -109,7 +109,7 @@ def believed_prior(p: NDArray[Any], pi_s: Floats) -> Floats | None:  # (n, C), (
     gain = float(np.mean(gains)) / math.log(C)
     if gain < MIN_GAIN_DOUBTED:
         return pi_s
-    if gain < MIN_GAIN_BELIEVED or len(p) < max(ENOUGH, C):
+    if gain < MIN_GAIN_BELIEVED or len(p) < max(MIN_SAMPLES_TO_BELIEVE, C):
         return None
     pi = estimated_prior(p, pi_s, C)
     return None if information(p) > entropy(pi) + PRIOR_SURPLUS * math.log(C) else pi

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from caster.core.arrays import as_real_array, to_numpy
 from caster.core.linalg import (
-    SMALL,
+    SMALL_ORDER,
     Array,
     cholesky,
     factor_and_whiten,
@@ -42,7 +42,7 @@ def gaussian_scores(
     """
     xp = array_namespace(z)
     batch_size, k = z.shape
-    if is_numpy_array(z) and k >= SMALL:
+    if is_numpy_array(z) and k >= SMALL_ORDER:
         systems = xp.empty((means.shape[0], k, k + batch_size), dtype=z.dtype)
         factor, columns = systems[:, :, :k], systems[:, :, k:]
         xp.add(covariances, ridge, out=factor)

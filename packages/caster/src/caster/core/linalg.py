@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from caster.core.namespaces import array_namespace, is_numpy_array
 
 LARGEST_CONDITION = 1e9  # condition number up to which Newton-Schulz iterations converge
-NARROWEST = 64  # smallest number of columns of a triangular matrix to multiply at once
-SMALL = 24  # matrix order below which NumPy's own loop is faster
+MIN_PANEL = 64  # smallest number of columns of a triangular matrix to multiply at once
+SMALL_ORDER = 24  # matrix order below which NumPy's own loop is faster
 LEAF = 8  # order of the diagonal blocks that are factored row by row
 
 Array = Any  # an array of any array-API namespace: the standard has no static type for one yet
@@ -131,7 +131,7 @@ def cholesky(
         factors, failed_at = xp.linalg.cholesky_ex(matrices)
         factors[..., 0, 0].masked_fill_(failed_at > 0, xp.nan)  # in place, without a copy
         return factors
-    if not is_numpy_array(matrices) or matrices.shape[-1] < SMALL:
+    if not is_numpy_array(matrices) or matrices.shape[-1] < SMALL_ORDER:
         try:
             return xp.linalg.cholesky(matrices)
         except failures(xp):  # the exception does not say which matrix failed
@@ -161,7 +161,7 @@ def whiten(
     xp = array_namespace(rows)
     if not is_numpy_array(rows):
         return _whiten_in_namespace(rows, factor, overwrite)
-    if rows.shape[-1] < SMALL:
+    if rows.shape[-1] < SMALL_ORDER:
         return rows @ whiteners(factor)
     trsm = _blas("trsm", rows.dtype)
     whitened = xp.array(rows, order="C", copy=None if overwrite else True)
@@ -234,7 +234,7 @@ def triangular_squares(rows: Array, matrices: Array) -> Array:  # (..., n, d), (
         return squares(rows @ matrices)
     # By panels of columns, to skip most of the zeros; narrower panels skip more but run slower.
     d = matrices.shape[-1]
-    width = max(NARROWEST, d // 8)
+    width = max(MIN_PANEL, d // 8)
     panels = (slice(start, start + width) for start in range(0, d, width))
     return sum(squares(rows[..., : p.stop] @ matrices[..., : p.stop, p]) for p in panels)
 

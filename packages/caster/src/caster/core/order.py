@@ -14,8 +14,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-MOST_NEIGHBOURS = 3.0  # excess of equal neighbours over chance, in standard errors
-MOST_EXCESS = 0.15  # concentration of the predictions: 0 as in the source, 1 for a single class
+MAX_NEIGHBOURS = 3.0  # excess of equal neighbours over chance, in standard errors
+MAX_EXCESS = 0.15  # concentration of the predictions: 0 as in the source, 1 for a single class
 
 
 def order_evidence(
@@ -51,4 +51,4 @@ def is_ordered(neighbours: float, excess: float) -> bool:
     >>> is_ordered(13.3, 0.0), is_ordered(0.0, 1.0), is_ordered(1.2, 0.05)
     (True, True, False)
     """
-    return neighbours > MOST_NEIGHBOURS or excess > MOST_EXCESS
+    return neighbours > MAX_NEIGHBOURS or excess > MAX_EXCESS

@@ -22,7 +22,7 @@ from caster.models.onnx.compiled import REASONS
 
 CERTIFICATE = ("certificate", "certificate.rows", "certificate.count")  # tensors of the state
 NOTHING = np.full((2, 3), np.nan)  # marks an empty window
-SMALLEST = 1e-8  # smallest singular value that counts, relative to the Frobenius norm
+MIN_SINGULAR = 1e-8  # smallest singular value that counts, relative to the Frobenius norm
 
 
 # --- the verdict -------------------------------------------------------------------------------
@@ -95,7 +95,7 @@ def nuclear_norm(p: GraphArray, n_classes: int) -> GraphArray:  # (n, C) -> ()
         lambda: wide.transposed(1, 0) @ wide,
     )
     identity = xp.identity_like(gram)
-    root, _, scale = scaled_roots(gram, identity, SMALLEST)
+    root, _, scale = scaled_roots(gram, identity, MIN_SINGULAR)
     return (scale * root * identity).sum()
 
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from caster.config import STATE_DTYPE, Settings
 from caster.core.linalg import LARGEST_CONDITION, whiten
-from caster.core.order import MOST_EXCESS, MOST_NEIGHBOURS
+from caster.core.order import MAX_EXCESS, MAX_NEIGHBOURS
 from caster.core.types import SourceMoments
 from caster.core.verdict import Reason
 from caster.errors import CasterError
@@ -512,7 +512,7 @@ def is_ordered(
     error = xp.sqrt(xp.maximum(alike * (1.0 - alike), tiny) / (B - 1.0))
     expected = float(np.sum(priors * priors))
     excess = (alike - expected) / (1 - expected)
-    return ((neighbours - alike) / error > MOST_NEIGHBOURS) | (excess > MOST_EXCESS)
+    return ((neighbours - alike) / error > MAX_NEIGHBOURS) | (excess > MAX_EXCESS)
 
 
 def decide(

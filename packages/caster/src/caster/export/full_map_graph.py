@@ -19,8 +19,8 @@ from caster.export.graph_arrays import GraphArray
 from caster.export.matrix_roots import scaled_roots
 
 Floats = NDArray[np.floating]
-SMALLEST = 1e-6  # smallest invertible root of an eigenvalue, relative to the Frobenius norm
-CLOSE = 1e-6  # largest accepted error of an inverse root
+MIN_ROOT = 1e-6  # smallest invertible root of an eigenvalue, relative to the Frobenius norm
+MAX_ROOT_ERROR = 1e-6  # largest accepted error of an inverse root
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,9 +144,9 @@ def inverse_roots(
 ) -> tuple[GraphArray, GraphArray]:  # (k, c, c), (k, 1, 1)
     """Inverse symmetric roots, and whether the iteration converged."""
     identity = xp.constant(np.eye(c))
-    root, inverse, scale = scaled_roots(matrices, identity, SMALLEST)
+    root, inverse, scale = scaled_roots(matrices, identity, MIN_ROOT)
     off = xp.absolute(inverse @ root - identity).max(2, keepdims=True).max(1, keepdims=True)
-    return inverse / scale, off < CLOSE
+    return inverse / scale, off < MAX_ROOT_ERROR
 
 
 def with_shifts(

@@ -18,7 +18,7 @@ import spox.opset.ai.onnx.v18 as op
 from numpy.typing import DTypeLike
 from spox import Var
 
-LARGEST = int(np.iinfo(np.int64).max)  # past the end of any axis
+PAST_THE_END = int(np.iinfo(np.int64).max)  # past the end of any axis
 Operand = Any  # an array of the graph, or a number
 
 
@@ -85,7 +85,10 @@ class GraphArray:
         return found
 
     def _sliced(self, key: slice, axis: int) -> GraphArray:
-        step, whole = key.step or 1, (0, LARGEST) if (key.step or 1) > 0 else (-1, -LARGEST)
+        step, whole = (
+            key.step or 1,
+            (0, PAST_THE_END) if (key.step or 1) > 0 else (-1, -PAST_THE_END),
+        )
         ends = (
             _as_vector(default if end is None else end)
             for end, default in zip((key.start, key.stop), whole, strict=True)

@@ -78,7 +78,7 @@ class ChainGraph:
     @property
     def surplus(self) -> GraphArray:  # ()
         """Information in p beyond what labels in runs can carry, divided by log C."""
-        n = xp.maximum(self.sums[0].sum(), class_prior.TINY)
+        n = xp.maximum(self.sums[0].sum(), class_prior.MIN_PROBABILITY)
         found = entropy(self.sums / n)
         return (found[0] - self.entropies / n - found[1]) / math.log(self.prior.shape[0])
 
@@ -228,7 +228,7 @@ def explained(p: GraphArray, pi: GraphArray, pi_s: GraphArray) -> GraphArray:  #
 
 def entropy(p: GraphArray) -> GraphArray:  # (..., C) -> (...)
     """Entropy in nats."""
-    return -((p * xp.log(xp.maximum(p, class_prior.TINY))).sum(-1))
+    return -((p * xp.log(xp.maximum(p, class_prior.MIN_PROBABILITY))).sum(-1))
 
 
 def believed_prior(
@@ -237,7 +237,7 @@ def believed_prior(
 ) -> list[GraphArray]:  # (C,), ()
     """The estimated prior of these samples if believed, else pi_s, and its kind."""
     n_classes = pi_s.shape[0]
-    log_C, enough = math.log(n_classes), max(class_prior.ENOUGH, n_classes)
+    log_C, enough = math.log(n_classes), max(class_prior.MIN_SAMPLES_TO_BELIEVE, n_classes)
     source, doubted, prior = (number_of(kind) for kind in ("source", "doubted", "prior"))
 
     def tested() -> list[GraphArray]:
@@ -261,7 +261,7 @@ def believed_prior(
             estimated,
         )
 
-    few = xp.length(p) < class_prior.FEWEST
+    few = xp.length(p) < class_prior.MIN_SAMPLES_TO_DOUBT
     return xp.choose(few, lambda: [pi_s + 0.0, source + 0], tested)
 
 

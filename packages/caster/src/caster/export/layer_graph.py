@@ -60,7 +60,7 @@ NETWORK = "network"  # name of the embedded twin
 # activations fit in the caches. A settled pass takes twice as many. No other pass can be split,
 # because its maps depend on the whole batch.
 AT_ONCE = 2 * 3 * 224 * 224
-LARGEST = 2**62  # exceeds the number of rows of any batch
+MORE_THAN_ANY_BATCH = 2**62  # exceeds the number of rows of any batch
 AT_REST = 32  # images that all copies of a resting network take together, at least
 
 
@@ -213,7 +213,7 @@ class Source:
         parts = []
         for has_classes, sites in groupby(layers, key=lambda m: m.classes is not None):
             group = list(sites)
-            table = ClassTable.of(group, layer_passes.FEW) if has_classes else None
+            table = ClassTable.of(group, layer_passes.CLASS_PRIOR_SAMPLES) if has_classes else None
             parts.append((sum(len(m.mean) for m in group), table))
         return cls(
             widths,
@@ -664,11 +664,11 @@ class _Step:
         ]
 
     def _at_once(self, now: Phases) -> GraphArray:  # ()
-        """Rows per pass; `LARGEST` for one that needs the whole batch."""
+        """Rows per pass; `MORE_THAN_ANY_BATCH` for one that needs the whole batch."""
         rows = self._pieces.rows
         if not rows:
-            return xp.constant(LARGEST)
-        found = xp.where(now[Phase.SETTLED], xp.constant(2 * rows), LARGEST)
+            return xp.constant(MORE_THAN_ANY_BATCH)
+        found = xp.where(now[Phase.SETTLED], xp.constant(2 * rows), MORE_THAN_ANY_BATCH)
         return xp.where(now[Phase.REST], self._pieces.copies * rows, found)
 
     def _maps(

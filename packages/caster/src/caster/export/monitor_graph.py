@@ -11,7 +11,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from caster.adapt.output_monitor import BLOCK, ERRORS, FEWEST, LEAST, MEMORY
+from caster.adapt.output_monitor import BLOCK, ERRORS, MEMORY, MIN_BLOCKS, MIN_DEVIATION
 from caster.export import graph_arrays as xp
 from caster.export import moment_graph
 from caster.export.certificate_graph import at_most, confidence_stats, has_fallen
@@ -38,7 +38,7 @@ class MonitorGraph:
     @property
     def is_ready(self) -> GraphArray:  # ()
         """Whether enough blocks have been seen to judge new ones."""
-        return self.distances[0] >= float(FEWEST)
+        return self.distances[0] >= float(MIN_BLOCKS)
 
     def reset(self, resets: GraphArray) -> Self:
         """Forget the stream, if `resets`."""
@@ -93,7 +93,9 @@ class MonitorGraph:
             n, _, sure, repeats, distance = self._block(features, scores)
             blocks, sum_1, sum_2 = (self.distances[i] for i in range(3))
             mean = sum_1 / blocks
-            deviation = xp.maximum(xp.sqrt(xp.maximum(sum_2 / blocks - mean * mean, 0.0)), LEAST)
+            deviation = xp.maximum(
+                xp.sqrt(xp.maximum(sum_2 / blocks - mean * mean, 0.0)), MIN_DEVIATION
+            )
             near = distance / (1.0 / n + 1.0 / self.count) <= mean + ERRORS * deviation
             pairs, equal = self.repeats[0], self.repeats[1]
             expected = (n - 1.0) * (equal + 1.0) / (pairs + 2.0)

@@ -20,7 +20,7 @@ NAME_CLASSES = (
     "its head (`--no-head`)"
 )
 MIXED_UP = 0.1  # gain in accuracy from which a renaming is suggested
-SHOWN = 3  # outputs or classes named in a message
+MAX_NAMED = 3  # outputs or classes named in a message
 
 
 def head_columns(
@@ -54,8 +54,8 @@ def head_columns(
             )
         return tuple(numbers)
     if len(classes) != n_logits:
-        shown = ", ".join(map(str, classes[:SHOWN].tolist()))
-        more = ", ..." if len(classes) > SHOWN else ""
+        shown = ", ".join(map(str, classes[:MAX_NAMED].tolist()))
+        more = ", ..." if len(classes) > MAX_NAMED else ""
         raise CasterError(
             f"the model has {n_logits} logits and the data has {len(classes)} classes "
             f"({shown}{more}): {NAME_CLASSES}",
@@ -75,8 +75,10 @@ class Renaming:
     def message(self, classes: Labels) -> str:  # (C,)
         """Report both accuracies and some of the new names."""
         labels = classes.tolist()
-        renamed = [f"{labels[old]!r} to {labels[new]!r}" for old, new in self.outputs[:SHOWN]]
-        more = f" and {len(self.outputs) - SHOWN:,} more" if len(self.outputs) > SHOWN else ""
+        renamed = [f"{labels[old]!r} to {labels[new]!r}" for old, new in self.outputs[:MAX_NAMED]]
+        more = (
+            f" and {len(self.outputs) - MAX_NAMED:,} more" if len(self.outputs) > MAX_NAMED else ""
+        )
         return (
             f"the frozen head reaches {self.accuracy:.1%}, and {self.renamed:.1%} with the outputs "
             f"renamed: {', '.join(renamed)}{more}"

@@ -20,7 +20,7 @@ from caster.errors import CasterError
 from caster.io.layer_arrays import class_sites, round_classes
 from caster.models.protocol import Outputs
 
-ENOUGH = 256  # samples measured per class: 200 gain hardly more than 20
+SAMPLES_PER_CLASS = 256  # samples measured per class: 200 gain hardly more than 20
 Samples = tuple[Array, Array]  # mean and variance of each sample over its positions: (n, c) each
 SiteMoments = Mapping[Site, tuple[ChannelMoments, Samples | None]]  # of one batch
 
@@ -83,11 +83,11 @@ class SiteSums(ABC):
             self.sums[site] = replace(total, classes=classes)
 
     def _needs(self, targets: NDArray[np.int64]) -> bool:  # (n,)
-        """Whether any class among these samples has fewer than `ENOUGH` measured ones."""
+        """Whether a class among these samples has fewer than `SAMPLES_PER_CLASS` measured ones."""
         known = next((each.classes for each in self.sums.values() if each.classes), None)
         if known is None or int(targets.max()) >= len(known.counts):
             return True
-        return bool((to_numpy(known.counts)[targets] < ENOUGH).any())
+        return bool((to_numpy(known.counts)[targets] < SAMPLES_PER_CLASS).any())
 
     def moments(
         self, order: NDArray[np.int64] | None = None, counts: NDArray[Any] | None = None

@@ -18,7 +18,7 @@ TOLERANCE = 0.05  # by which a risk may exceed the source's
 CONSECUTIVE = 2  # windows with drift that raise an alarm
 RECENT = 512  # samples in an estimate of accuracy
 POINTS = 240  # batches in the timeline
-MOST_ALARMS = 100  # older ones are dropped
+MAX_ALARMS = 100  # older ones are dropped
 SOURCE_BOUNDS = 3  # upper bounds on the source that the limit without labels combines
 STORED = (  # attributes that a snapshot stores unchanged
     *("position", "batches", "accepted", "repeated", "labels", "labelled_errors"),
@@ -210,7 +210,7 @@ class StreamMonitor:
 
     def _ring(self, kind: str, record: Record) -> None:
         self.alarms.append(Alarm(kind, record["position"], record["time"]))
-        del self.alarms[:-MOST_ALARMS]
+        del self.alarms[:-MAX_ALARMS]
 
     def _end(self, kind: str, record: Record) -> None:
         for alarm in self.active:

@@ -21,7 +21,7 @@ Record = dict[str, Any]  # a line of the log
 Floats = NDArray[np.float64]
 
 WINDOW = 256  # smallest number of samples that are compared with the source together
-MOST = 512  # samples of one large batch that are used
+MAX_SAMPLES = 512  # samples of one large batch that are used
 PAUSE = 768  # samples to skip after a window without drift: a comparison takes as long as a batch
 LEVEL = 0.01  # p-value up to which a window has drifted
 DIGITS = 6  # of a number in the log
@@ -92,8 +92,8 @@ class Summarizer:
             self._pause -= len(out.features)
             return None
         features = to_numpy(as_real_array(out.features)).astype(np.float64)
-        z = features[:MOST] @ self._state.moments.U
-        self._window.append((z, _probabilities(out.frozen)[:MOST]))
+        z = features[:MAX_SAMPLES] @ self._state.moments.U
+        self._window.append((z, _probabilities(out.frozen)[:MAX_SAMPLES]))
         if sum(len(part) for part, _ in self._window) < WINDOW:
             return None
         z, p = (np.concatenate(parts) for parts in zip(*self._window, strict=True))

@@ -22,11 +22,10 @@ from caster.errors import CasterError
 from caster.io.signed_tensors import Key
 from caster.report.metrics import expected_classes
 from caster.state import Layers, State
-from caster.state.source_check import ENOUGH as SAMPLES_PER_FEATURE
-from caster.state.source_check import SourceCheck
+from caster.state.source_check import MIN_SAMPLES_PER_FEATURE, SourceCheck
 
 TRIALS = 32  # simulated batches per size
-ENOUGH = 0.9  # share of them that must be accepted for a size to be sufficient
+SUFFICIENT_ACCEPTANCE = 0.9  # share of them that must be accepted for a size to be sufficient
 BATCH_SIZES: list[int] = sorted(
     {2**i for i in range(1, 12)} | {3 * 2**i for i in range(10)}
 )  # 2, 3, 4, 6 ... 2048
@@ -158,11 +157,11 @@ class Diagnosis:
             f"N = {self.samples:,} source samples, d = {self.features:,} features, "
             f"C = {self.n_classes:,} classes: N/d = {share:.3g}"
         )
-        if share >= SAMPLES_PER_FEATURE:
+        if share >= MIN_SAMPLES_PER_FEATURE:
             return f"{line}, enough to estimate the directions and the class covariances."
         return (
-            f"{line}, but at least {SAMPLES_PER_FEATURE:g} is recommended: the directions and the "
-            "class covariances are rough. Fit with more source images"
+            f"{line}, but at least {MIN_SAMPLES_PER_FEATURE:g} is recommended: the directions and "
+            "the class covariances are rough. Fit with more source images"
             + (", or with --layers, whose moments need fewer." if self.layers is None else ".")
         )
 
@@ -181,7 +180,7 @@ class Diagnosis:
             f"Of {self.reasons.total()} simulated batches like the source, the gate accepts "
             f"{self.acceptance:.0%} (median ratio {self.median_ratio:.2g}, tau {self.tau:g})"
         )
-        if self.acceptance >= ENOUGH:
+        if self.acceptance >= SUFFICIENT_ACCEPTANCE:
             return f"{line}: transport can be supported."
         reason = next(r for r, _ in self.reasons.most_common() if r != "accepted")
         outlook = (
@@ -197,7 +196,7 @@ class Diagnosis:
         if self.smallest_batch is None:
             return f"No batch size up to {BATCH_SIZES[-1]:,} is sufficient."
         return (
-            f"The smallest sufficient batch ({ENOUGH:.0%} accepted) has about "
+            f"The smallest sufficient batch ({SUFFICIENT_ACCEPTANCE:.0%} accepted) has about "
             f"{self.smallest_batch:,} samples."
         )
 
@@ -314,6 +313,6 @@ def _suffices(verdicts: Iterator[Verdict]) -> bool:
     rejected = 0
     for verdict in verdicts:
         rejected += not verdict.accepted
-        if rejected > (1 - ENOUGH) * TRIALS:
+        if rejected > (1 - SUFFICIENT_ACCEPTANCE) * TRIALS:
             return False
     return True

@@ -20,11 +20,11 @@ from caster import state as states
 from caster.adapt.adapter import Adapter
 from caster.adapt.adapter import Mechanism as MechanismName
 from caster.adapt.estimator import Caster
-from caster.adapt.fitting import DOUBTFUL, warn_of_poor_head
+from caster.adapt.fitting import MIN_HEAD_ACCURACY, warn_of_poor_head
 from caster.adapt.image_batches import read_batches, run, stated_preprocessing
 from caster.adapt.image_features import extract
 from caster.adapt.prediction import (
-    LOPSIDED,
+    MAX_EXCESS_SHARE,
     answer_images,
     check_batch_size,
     check_outputs,
@@ -52,7 +52,7 @@ from caster.report.metrics import Flags, Floats
 
 log = logging.getLogger("caster")
 
-SHOWN = 5  # classes of the state that a message names
+MAX_NAMED = 5  # classes of the state that a message names
 # Features (B, d), labels (B,), logits (B, C) or None, and the adaptation if it is already made.
 Chunk = tuple[Any, Any, Any] | tuple[Any, Any, Any, Adaptation]
 
@@ -249,8 +249,8 @@ def _chosen(
     counts = Counter(label for label in labels.tolist() if label not in known)
     if counts:
         rows = np.flatnonzero([label in known for label in labels.tolist()])
-        named = ", ".join(f"{label!r} ({n:,})" for label, n in counts.most_common(SHOWN))
-        more = f" and {len(counts) - SHOWN:,} more" if len(counts) > SHOWN else ""
+        named = ", ".join(f"{label!r} ({n:,})" for label, n in counts.most_common(MAX_NAMED))
+        more = f" and {len(counts) - MAX_NAMED:,} more" if len(counts) > MAX_NAMED else ""
         total = f"{counts.total():,} of {len(labels):,} samples"
         log.warning("left out %s, of classes that the state lacks: %s%s", total, named, more)
     return rows[at_random(len(rows), limit, seed or 0)], dict(counts)
@@ -258,7 +258,7 @@ def _chosen(
 
 def _unknown(label: Any, present: list[Any], classes: list[Any], name: str) -> str:
     """Error message for a class that the state lacks."""
-    shown = ", ".join(map(repr, classes[:SHOWN])) + (" ..." if len(classes) > SHOWN else "")
+    shown = ", ".join(map(repr, classes[:MAX_NAMED])) + (" ..." if len(classes) > MAX_NAMED else "")
     remedy = "skip such samples with --known-classes-only"
     numbers = all(isinstance(value, int | float) for value in present)
     if numbers and all(isinstance(value, str) for value in classes):
@@ -397,7 +397,7 @@ def _collapse(clf: Caster, truth: NDArray[np.int64], gated: Answers) -> str | No
     counts = np.bincount(gated.answer, minlength=len(clf.classes_))
     top = int(counts.argmax())
     answered, true, n = int(counts[top]), int(np.sum(truth == top)), len(truth)
-    if answered - true <= LOPSIDED * n:
+    if answered - true <= MAX_EXCESS_SHARE * n:
         return None
     label = str(clf.classes_[top])
     return f"{answered:,} of {n:,} answers are {label!r}, but only {true:,} of the samples"
@@ -406,7 +406,7 @@ def _collapse(clf: Caster, truth: NDArray[np.int64], gated: Answers) -> str | No
 def _is_right_on_source(clf: Caster) -> bool:
     """Whether the head was right on the source, so that a shift explains wrong answers."""
     check = clf.source_check_
-    return check is not None and check.head is not None and check.head >= DOUBTFUL
+    return check is not None and check.head is not None and check.head >= MIN_HEAD_ACCURACY
 
 
 def _turned_off(clf: Caster) -> str | None:

@@ -46,9 +46,9 @@ if TYPE_CHECKING:
 
 Edges = NDArray[np.intp]
 
-ROUGH = 20  # with fewer batches, bootstrap intervals over batches are rough
-LISTED = 10  # helped classes to list, and as many harmed ones
-MOST = 100  # points along a stream; more batches are averaged in groups
+MIN_BATCHES_FOR_PRECISION = 20  # with fewer batches, bootstrap intervals over batches are rough
+MAX_LISTED = 10  # helped classes to list, and as many harmed ones
+MAX_POINTS = 100  # points along a stream; more batches are averaged in groups
 
 
 def write(found: Evaluation, path: str | os.PathLike[str]) -> None:
@@ -65,11 +65,11 @@ def render(found: Evaluation) -> str:
         found=found,
         label=label,
         n=n,
-        rough=ROUGH,
+        rough=MIN_BATCHES_FOR_PRECISION,
         min_batches=MIN_BATCHES,
-        most=MOST,
+        most=MAX_POINTS,
         bins=BINS,
-        listed=LISTED,
+        listed=MAX_LISTED,
         baseline=noun(found.baseline),
         scores=[_score_row(label(name), score) for name, score in found.scores.items()],
         ratio=html.certificate(found.ratio),
@@ -131,7 +131,7 @@ def _class_rows(classes: tuple[ClassScore, ...]) -> Iterator[tuple[str, ...]]:
 def most_changed(
     classes: tuple[ClassScore, ...],
 ) -> tuple[list[ClassScore], list[ClassScore]]:
-    """Select at most `LISTED` classes helped and harmed, those with most samples first.
+    """Select at most `MAX_LISTED` classes helped and harmed, those with most samples first.
 
     >>> helped, harmed = most_changed((ClassScore("cat", 9, 5, 8), ClassScore("dog", 9, 5, 5)))
     >>> [c.label for c in helped], harmed
@@ -140,8 +140,8 @@ def most_changed(
     helped = [c for c in classes if c.gated > c.baseline]
     harmed = [c for c in classes if c.gated < c.baseline]
     return (
-        sorted(helped, key=lambda c: c.baseline - c.gated)[:LISTED],
-        sorted(harmed, key=lambda c: c.gated - c.baseline)[:LISTED],
+        sorted(helped, key=lambda c: c.baseline - c.gated)[:MAX_LISTED],
+        sorted(harmed, key=lambda c: c.gated - c.baseline)[:MAX_LISTED],
     )
 
 
@@ -298,12 +298,12 @@ def _verdict_strip(
 
 
 def group_edges(n: int) -> Edges:
-    """Split n batches into at most `MOST` groups: where each begins, and n.
+    """Split n batches into at most `MAX_POINTS` groups: where each begins, and n.
 
     >>> group_edges(3), len(group_edges(2_000))
     (array([0, 1, 2, 3]), 101)
     """
-    return np.linspace(0, n, min(n, MOST) + 1).round().astype(int)
+    return np.linspace(0, n, min(n, MAX_POINTS) + 1).round().astype(int)
 
 
 def _share(batches: Sequence[Batch], name: str) -> float:

@@ -24,12 +24,12 @@ from caster.report.metrics import Bin, expected_classes
 # A stream is called ordered if its batches have less than this share of the classes expected in
 # random ones. With two classes, an ordered batch has 1 of 2; a random batch rarely has only 1 of
 # the expected 1.5.
-FEW = 0.6
+MIN_CLASS_SHARE = 0.6
 SAFEGUARDS: frozenset[Reason] = frozenset({"class_order", "source_check"})
 MIN_BATCHES = 8  # for intervals and a conclusion: few batches resample to few values
 LARGEST_TAU = 10.0  # a threshold above this hardly rejects anything
-SMALL = 0.01  # accuracy; a gain whose interval stays within it makes no difference
-MOST = 0.5  # share of rejected batches above which the gate gets a sentence of its own
+NEGLIGIBLE_GAIN = 0.01  # accuracy; a gain whose interval stays within it makes no difference
+MANY_REJECTED = 0.5  # share of rejected batches above which the gate gets a sentence of its own
 
 
 def in_points(difference: float) -> str:
@@ -159,7 +159,7 @@ class Evaluation(VerdictSummary):
         Decided by the rounded numbers that it prints.
         """
         adapted, baseline = self.mechanism.noun, noun(self.baseline)
-        if self.collapse is not None and 1 - self.acceptance > MOST:
+        if self.collapse is not None and 1 - self.acceptance > MANY_REJECTED:
             return (
                 f"The model fails here: {self.collapse}. The answers of {baseline} collapsed, and "
                 f"the gate kept them for {1 - self.acceptance:.0%} of the batches. "
@@ -191,14 +191,18 @@ class Evaluation(VerdictSummary):
             words = f"Use it here: {change}."
         elif float(high) < 0:
             words = f"Do not use it here: {change}."
-        elif max(-interval.low, interval.high) <= SMALL:
+        elif max(-interval.low, interval.high) <= NEGLIGIBLE_GAIN:
             words = f"It makes no difference here: {change}."
         else:
             words = (
                 f"It is not clear whether to use it here: {change}. Evaluate more labelled samples."
             )
         lost = self.scores["ungated"].accuracy - self.scores["gated"].accuracy
-        if self.better_names is None and 1 - self.acceptance > MOST and lost > SMALL:
+        if (
+            self.better_names is None
+            and 1 - self.acceptance > MANY_REJECTED
+            and lost > NEGLIGIBLE_GAIN
+        ):
             words += (
                 f" But the gate rejects {1 - self.acceptance:.0%} of the batches, and adapting to "
                 f"all of them would gain {100 * lost:.1f} points more: {self._remedy()}"
@@ -209,9 +213,9 @@ class Evaluation(VerdictSummary):
         """Say what adapting to rejected batches would change."""
         change = self.scores["ungated"].accuracy - self.scores[self.baseline].accuracy
         points = f"{abs(100 * change):.1f} points"
-        if change < -SMALL:
+        if change < -NEGLIGIBLE_GAIN:
             return f"The gate is right: adapting anyway would lose {points}."
-        if change <= SMALL:
+        if change <= NEGLIGIBLE_GAIN:
             return f"Adapting anyway would change accuracy by {points}."
         if self.better_names is not None:  # the gate is not the problem
             return f"Adapting anyway would gain {points}."
@@ -265,7 +269,10 @@ class Evaluation(VerdictSummary):
         counts = np.array([c.size for c in self.classes])
         sizes = {batch.size for batch in self.batches}
         expected = {size: expected_classes(counts, size) for size in sizes}
-        if median(batch.classes / expected[batch.size] for batch in self.batches) >= FEW:
+        if (
+            median(batch.classes / expected[batch.size] for batch in self.batches)
+            >= MIN_CLASS_SHARE
+        ):
             return None
         return (
             "The stream looks ordered by class: the median batch holds "

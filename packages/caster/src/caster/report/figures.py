@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 BLUE, VERMILLION, GREEN, PURPLE = "#0072b2", "#d55e00", "#009e73", "#cc79a7"
 
 ROUND = (1, 2, 5, 10)  # steps between ticks; matplotlib's own 2.5 and 6 need one more digit
-MANY = 1_000  # points above which they are rasterised, to keep the page small
+MAX_VECTOR_POINTS = 1_000  # points above which they are rasterised, to keep the page small
 VERDICTS = {  # kind of verdict: colour, marker
     "accepted": (BLUE, "o"),
     "ratio": (VERMILLION, "^"),
@@ -196,7 +196,7 @@ def certificate_against_gain(
             alpha=0.75,
             linewidths=0,
             label=f"{words} ({len(chosen):,})",
-            rasterized=len(batches) > MANY,
+            rasterized=len(batches) > MAX_VECTOR_POINTS,
         )
     axis.apply(axes, terms.without if math.inf in ratios else None, ink)
     reach = 1.05 * max(0.05, *(abs(gain) for gain in gains))

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 RESAMPLES = 2_000
 LEVEL = 0.95
 SEED = 0
-AT_ONCE = 2**18  # draws in memory at once
+DRAWS_AT_ONCE = 2**18  # draws in memory at once
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def bootstrap(
         return [None] * counts.shape[1]
     rng = np.random.default_rng(SEED)
     shares = np.empty((RESAMPLES, counts.shape[1]))
-    step = max(1, AT_ONCE // n)
+    step = max(1, DRAWS_AT_ONCE // n)
     for start in range(0, RESAMPLES, step):
         rows = np.arange(len(shares[start : start + step]))[:, None]
         cells = rows * n + rng.integers(n, size=(len(rows), n))
@@ -90,7 +90,7 @@ def of_statistic(
     if n == 1:
         return None
     rng = np.random.default_rng(SEED)
-    step = max(1, AT_ONCE // n)
+    step = max(1, DRAWS_AT_ONCE // n)
     counts = [min(step, RESAMPLES - start) for start in range(0, RESAMPLES, step)]
     found = [statistic(rows[rng.integers(n, size=(count, n))]) for count in counts]
     drawn = np.concatenate(found)

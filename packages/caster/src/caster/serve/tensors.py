@@ -24,7 +24,7 @@ DTYPES = {
     BYTES: np.dtype(np.object_),
 }
 KINDS = {"b": "b", "u": "iu", "i": "iu", "f": "iuf"}  # kinds of JSON values per dtype kind
-MOST_AXES = 16
+MAX_AXES = 16
 LENGTH = struct.Struct("<I")  # before every element of a BYTES tensor
 
 
@@ -126,7 +126,7 @@ def _checked(name: str, datatype: str, shape: Sequence[int]) -> tuple[np.dtype[A
     """Check datatype and shape; return the dtype and the number of elements."""
     if datatype not in DTYPES:
         raise RequestError(f"tensor {name}: unknown datatype {datatype!r}")
-    if len(shape) > MOST_AXES or not all(type(size) is int and size >= 0 for size in shape):
+    if len(shape) > MAX_AXES or not all(type(size) is int and size >= 0 for size in shape):
         raise RequestError(f"tensor {name}: {str(shape)[:80]} is not a shape")
     return DTYPES[datatype], math.prod(shape)
 

@@ -14,7 +14,7 @@ from caster.errors import CasterError
 
 SAMPLES = 512  # largest number of samples
 NUMBERS = 2**20  # largest number of probabilities, 2 MiB: fewer samples if above 2,048 classes
-FEWEST = 32  # samples, for any number of classes
+MIN_SAMPLES = 32  # samples, for any number of classes
 ANSWERS = ("frozen", "adapted")  # columns of `uncertainty` and `wrong`
 PREFIX = "sketch_"  # of its arrays in a state file
 
@@ -25,7 +25,7 @@ def sketch_size(n_classes: int) -> int:
     >>> sketch_size(10), sketch_size(10_000)
     (512, 104)
     """
-    return max(FEWEST, min(SAMPLES, NUMBERS // n_classes))
+    return max(MIN_SAMPLES, min(SAMPLES, NUMBERS // n_classes))
 
 
 @dataclass(frozen=True, eq=False)

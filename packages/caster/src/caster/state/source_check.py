@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-ENOUGH = 4.0  # source samples per feature required if there is no head to compare with
+MIN_SAMPLES_PER_FEATURE = 4.0  # of the source, if there is no head to compare with
 ALLOWED_LOSS = 0.01  # largest loss of accuracy on the source with transport on by default
 MEMORIZED = 0.995  # accuracy of a head from which the source is probably its training data
 
@@ -35,7 +35,11 @@ class SourceCheck:
         It must lose at most one point against the head on the source or, without a head, be
         fitted to enough samples.
         """
-        return self.per_feature >= ENOUGH if self.loss is None else self.loss <= ALLOWED_LOSS
+        return (
+            self.per_feature >= MIN_SAMPLES_PER_FEATURE
+            if self.loss is None
+            else self.loss <= ALLOWED_LOSS
+        )
 
     def sentences(self) -> list[str]:
         """Sentences for users: the result, and what follows from it."""
@@ -43,7 +47,8 @@ class SourceCheck:
         if self.head is None:
             return [
                 f"Feature transport is {state}: {self.per_feature:.3g} source samples per "
-                f"feature (at least {ENOUGH:g} are needed), and no logits to compare with the head."
+                f"feature (at least {MIN_SAMPLES_PER_FEATURE:g} are needed), and no logits to "
+                "compare with the head."
             ]
         accuracies = (
             f"cross-validated on {self.samples:,} source samples, the frozen head reaches "

@@ -21,7 +21,7 @@ Mask = NDArray[np.bool_]  # (n, H, W)
 LUMA = np.array([0.299, 0.587, 0.114], dtype=np.float32)  # Rec. 601, as OpenCV's grey
 WATER = np.array([175, 238, 238], dtype=np.float32) / np.float32(255)  # pale turquoise
 MUD = np.array([63, 42, 20], dtype=np.float32) / np.float32(255)
-FAR = 20  # pixels from an edge beyond which a drop is flat
+EDGE = 20  # pixels from an edge beyond which a drop is flat
 LIGHT = np.array([[[-2, -1, 0], [-1, 1, 1], [0, 1, 2]]], dtype=np.float64)  # from the upper left
 LEVEL = np.tan(np.pi / 8)  # slope up to which a gradient counts as horizontal
 NEIGHBOURS = np.stack([np.zeros((3, 3)), np.ones((3, 3)), np.zeros((3, 3))])  # within one image
@@ -219,12 +219,12 @@ def _thin(strength: Gradient, dx: Gradient, dy: Gradient) -> Mask:
 
 
 def _edge_distance(edges: Mask) -> Floats:
-    """Distance from every pixel to the nearest edge of its image, at most FAR.
+    """Distance from every pixel to the nearest edge of its image, at most EDGE.
 
     The length of a chain of straight, diagonal and knight's moves of 1, 1.4 and 2.1969: OpenCV's
     distance with a 5 x 5 mask.
     """
-    distances = np.full(edges.shape, float(FAR))
+    distances = np.full(edges.shape, float(EDGE))
     here = np.indices(edges.shape[1:])
     for distance, lines in zip(distances, edges, strict=True):
         if lines.any():
@@ -235,7 +235,7 @@ def _edge_distance(edges: Mask) -> Floats:
             short, long = away.min(axis=0), away.max(axis=0)
             knight = np.minimum(short, long - short)
             rest = np.where(long >= 2 * short, long - 2 * short, 1.4 * (2 * short - long))
-            distance[...] = np.minimum(2.1969 * knight + rest, FAR)
+            distance[...] = np.minimum(2.1969 * knight + rest, EDGE)
     return distances
 
 
@@ -249,8 +249,8 @@ def _box_sum(layers: Floats) -> Floats:
 def _equalised(relief: Bytes) -> Floats:
     """Equalise each image's histogram over 0 to 255; a constant image stays as it is."""
     count, total = len(relief), relief[0].size
-    bins = relief + np.arange(count).reshape(-1, 1, 1) * (FAR + 1)
-    counts = np.bincount(bins.ravel(), minlength=count * (FAR + 1)).reshape(count, FAR + 1)
+    bins = relief + np.arange(count).reshape(-1, 1, 1) * (EDGE + 1)
+    counts = np.bincount(bins.ravel(), minlength=count * (EDGE + 1)).reshape(count, EDGE + 1)
     lowest = np.argmax(counts > 0, axis=1)
     of_lowest = np.take_along_axis(counts, lowest[:, np.newaxis], axis=1)
     rest = total - of_lowest

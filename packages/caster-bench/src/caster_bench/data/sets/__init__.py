@@ -13,7 +13,7 @@ from caster_bench.data.sets.published import SETS
 
 __all__ = ["SETS", "find", "open_set", "root_folder"]
 
-FEW = 4  # splits that an error lists one by one
+MAX_LISTED = 4  # splits that an error lists one by one
 
 
 def find(name: str) -> tuple[str, DataSet, list[str]]:
@@ -67,7 +67,7 @@ def open_set(name: str, root: Path | None = None) -> ArrayImages | FileImages:
 def _choices(title: str) -> str:
     choices = []
     for group in SETS[title].splits:
-        if len(group.names) <= FEW:
+        if len(group.names) <= MAX_LISTED:
             choices += [f"{title}:{name}" for name in group.names]
         else:
             choices.append(f"{title}:{group.pattern}, such as {title}:{group.names[0]}")

@@ -11,7 +11,7 @@ from caster.errors import CasterError
 from caster.io.image_arrays import ArrayImages
 from caster.io.image_files import FileImages
 
-FEW = 8  # missing files that an error lists; the rest are counted
+MAX_LISTED = 8  # missing files that an error lists; the rest are counted
 REMEDY = "set CASTER_DATA or give {argument}"
 
 Missing = Sequence[tuple[Path, Sequence[str]]]  # folders, and the files missing in each
@@ -119,5 +119,5 @@ def first_few(items: Sequence[str]) -> str:
     >>> first_few(["a", "b"]), first_few("abcdefghij")
     ('a, b', 'a, b, c, d, e, f, g, h and 2 more')
     """
-    more = f" and {len(items) - FEW:,} more" if len(items) > FEW else ""
-    return ", ".join(items[:FEW]) + more
+    more = f" and {len(items) - MAX_LISTED:,} more" if len(items) > MAX_LISTED else ""
+    return ", ".join(items[:MAX_LISTED]) + more

@@ -10,8 +10,8 @@ from typing import Any, Self
 from caster.errors import CasterError
 from caster_bench.engine.networks import find
 
-WHOLE = 0.25  # share of the epochs, at the end, that drop no patches
-NEW = {"drop_patches": 0.0}  # fields that older checkpoints lack
+FULL_PATCH_SHARE = 0.25  # share of the epochs, at the end, that drop no patches
+OPTIONAL_FIELDS = {"drop_patches": 0.0}  # fields that older checkpoints lack
 PLAIN_EPOCHS = 30
 PLAIN: dict[str, Any] = {  # crops and flips only, and the last weights
     "label_smoothing": 0.0,
@@ -86,14 +86,19 @@ class Recipe:
         >>> [recipe.drops(epoch) for epoch in range(5, 9)]
         [True, True, False, False]
         """
-        return self.drop_patches > 0 and epoch <= self.epochs - math.ceil(WHOLE * self.epochs)
+        return self.drop_patches > 0 and epoch <= self.epochs - math.ceil(
+            FULL_PATCH_SHARE * self.epochs
+        )
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Read what `to_json` wrote; only fields in `NEW` may be absent."""
+        """Read what `to_json` wrote; only fields in `OPTIONAL_FIELDS` may be absent."""
         values = json.loads(text)
         names = {field.name for field in fields(cls)}
-        if not isinstance(values, dict) or not names - NEW.keys() <= set(values) <= names:
+        if (
+            not isinstance(values, dict)
+            or not names - OPTIONAL_FIELDS.keys() <= set(values) <= names
+        ):
             raise CasterError("its recipe is not one of this version")
         return cls(**values)
 
@@ -103,7 +108,7 @@ class Recipe:
         So recipes of older checkpoints still compare equal.
         """
         values = asdict(self)
-        default = {name for name, value in NEW.items() if values[name] == value}
+        default = {name for name, value in OPTIONAL_FIELDS.items() if values[name] == value}
         return json.dumps({k: v for k, v in values.items() if k not in default}, sort_keys=True)
 
 
