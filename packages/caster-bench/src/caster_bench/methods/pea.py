@@ -45,11 +45,11 @@ class Defaults:
     group: int  # channels with a joint covariance
     drift: float  # a mean that moves this many times farther than usual restarts a block
     jump: float  # a rise of the mean entropy, in nats, that restarts all
-    together: bool  # whether the views of a batch are one batch
+    joint_views: bool  # whether the views of a batch are one batch
 
 
-MAPS = Defaults(group=32, drift=2.5, jump=0.5, together=True)
-TOKENS = Defaults(group=768, drift=4.0, jump=1.0, together=False)
+MAPS = Defaults(group=32, drift=2.5, jump=0.5, joint_views=True)
+TOKENS = Defaults(group=768, drift=4.0, jump=1.0, joint_views=False)
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -88,7 +88,7 @@ class PEA(TorchMethod):
             images = first_source_images(self.model, source, self.samples, self.name)
             self.blocks = find_blocks(self.network, next(images), self.name)
             defaults = TOKENS if all(block.tokens for block in self.blocks) else MAPS
-            self._together = defaults.together
+            self._joint_views = defaults.joint_views
             self._group = defaults.group if self.group is None else self.group
             self._drift = defaults.drift if self.drift is None else self.drift
             self._jump = defaults.jump if self.jump is None else self.jump
@@ -113,7 +113,7 @@ class PEA(TorchMethod):
             weights = self._weights(views)
             target = dict(self._target)
             visit = partial(self._align, weights, target)
-            chunks = [torch.cat(views)] if self._together else views
+            chunks = [torch.cat(views)] if self._joint_views else views
             logits = torch.cat([self._run(chunk, visit) for chunk in chunks])
             logits = logits.reshape(len(views), len(batch), -1).mean(dim=0)
             check_finite(logits, self.name)

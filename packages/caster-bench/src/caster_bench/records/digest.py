@@ -56,8 +56,8 @@ def to_json(value: Cell | Admission) -> str:
     """Serialize to JSON with a digest of the other fields, one field per line."""
     plain = vars(value)
     lines = {name: f"{canonical(name)}:{canonical(plain[name])}" for name in sorted(plain)}
-    seal = hashlib.sha256(f"{{{','.join(lines.values())}}}".encode()).hexdigest()
-    lines[DIGEST_FIELD] = f'"{DIGEST_FIELD}":"{seal}"'
+    digest = hashlib.sha256(f"{{{','.join(lines.values())}}}".encode()).hexdigest()
+    lines[DIGEST_FIELD] = f'"{DIGEST_FIELD}":"{digest}"'
     return "{\n" + ",\n".join(lines.values()) + "\n}\n"
 
 
@@ -69,7 +69,7 @@ def from_json(content: bytes, kind: type[Kind]) -> Kind:
     unreadable = CasterError("it is not a record of caster")
     try:
         plain = json.loads(content, parse_constant=_no_number)
-        seal, written = plain.pop(DIGEST_FIELD), plain["format"]
+        digest, written = plain.pop(DIGEST_FIELD), plain["format"]
     except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
         raise unreadable from None
     if type(written) is int and written != FORMAT:
@@ -79,7 +79,7 @@ def from_json(content: bytes, kind: type[Kind]) -> Kind:
         _check_tables(value)
     except (TypeError, AttributeError):
         raise unreadable from None
-    if _text_digest(content, len(plain)) != seal:
+    if _text_digest(content, len(plain)) != digest:
         raise CasterError("it was changed after it was written")
     return value
 

@@ -291,38 +291,38 @@ def _other_passes(records: Sequence[Rows]) -> Iterator[tuple[Spec, str]]:
             continue
         own = tuple(pair for pair in record.spec.settings if pair[0] != GATE)
         always, source = by_name.get((ALWAYS, ())), by_name.get((SOURCE_GDA, ()))
-        if (gate == CERTIFICATE and always is not None and _measured_otherwise(record, always)) or (
-            gate == REFEREE and source is not None and _judged_otherwise(record, source)
+        if (gate == CERTIFICATE and always is not None and _ratios_differ(record, always)) or (
+            gate == REFEREE and source is not None and _referee_differs(record, source)
         ):
             yield record.spec, MEASURED
-        if (bare := by_name.get((inner, own))) is not None and _answered_otherwise(record, bare):
+        if (bare := by_name.get((inner, own))) is not None and _answers_differ(record, bare):
             yield record.spec, ANSWERED
 
 
-def _turned(size: Any) -> Any:
+def _allowed_flips(size: Any) -> Any:
     """How many samples may differ."""
     return np.maximum(1, OTHER_SAMPLES * size)
 
 
-def _measured_otherwise(record: Rows, always: Rows) -> bool:
+def _ratios_differ(record: Rows, always: Rows) -> bool:
     ours, theirs = record.batches, always.batches
     apart = np.abs(ours.confident - theirs.confident)
     close = np.isclose(ours.ratio, theirs.ratio, rtol=OTHER_RATIO, atol=0, equal_nan=True)
-    return bool(np.any(apart > _turned(ours.size)) or np.any(~close & (apart == 0)))
+    return bool(np.any(apart > _allowed_flips(ours.size)) or np.any(~close & (apart == 0)))
 
 
-def _judged_otherwise(record: Rows, source: Rows) -> bool:
+def _referee_differs(record: Rows, source: Rows) -> bool:
     """Whether the referee's disagreement differs from that of head and Source-GDA records."""
     size, samples = record.batches.size, record.samples
     if np.any(samples.frozen < 0):  # no head
         return False
     unlike = samples.frozen != source.samples.prediction
     found = np.bincount(samples.batch[unlike], minlength=len(size))
-    return bool(np.any(np.abs(found - record.batches.ratio * size) > _turned(size)))
+    return bool(np.any(np.abs(found - record.batches.ratio * size) > _allowed_flips(size)))
 
 
-def _answered_otherwise(record: Rows, bare: Rows) -> bool:
+def _answers_differ(record: Rows, bare: Rows) -> bool:
     until = np.logical_and.accumulate(record.batches.accepted & bare.batches.accepted)
     rows = until[record.samples.batch]
     unlike = (record.samples.prediction != bare.samples.prediction)[rows]
-    return bool(np.count_nonzero(unlike) > _turned(len(unlike)))
+    return bool(np.count_nonzero(unlike) > _allowed_flips(len(unlike)))

@@ -125,14 +125,14 @@ def _row_faults(cell: Cell, samples: Samples, batches: Batches, spec: Spec) -> I
     if np.any(full != spec.batch_size) or np.any((last < smallest) | (last > spec.batch_size)):
         yield "batches that are not full"
     leg = samples.batch // sizes.shape[1]
-    met = np.bincount(leg.astype(np.int64) * n + samples.index, minlength=legs * n)
-    met = met.reshape(legs, n)
+    counts = np.bincount(leg.astype(np.int64) * n + samples.index, minlength=legs * n)
+    counts = counts.reshape(legs, n)
     if spec.order == "long-tailed":  # drops some images, the same in every leg
-        met = met[:, met.any(axis=0)]
-        wanted = met.size * times if spec.last == "keep" else 0  # how many it keeps is unknown
+        counts = counts[:, counts.any(axis=0)]
+        wanted = counts.size * times if spec.last == "keep" else 0  # how many it keeps is unknown
     else:
         wanted = legs * (n * times - (n * times % spec.batch_size if spec.last == "drop" else 0))
-    if np.any(met > times) or met.sum() < wanted:
+    if np.any(counts > times) or counts.sum() < wanted:
         yield "images missing or repeated"
 
 
@@ -244,14 +244,14 @@ def diversity_of(samples: Samples, batches: Batches, legs: int) -> Diversity:
     counts = table.sum(axis=0) // legs  # of the images a batch is drawn from
     classes = (table > 0).sum(axis=1)
     sizes = batches.size.astype(np.int64)
-    met = float(np.average(classes, weights=sizes)) - 1
+    mean_classes = float(np.average(classes, weights=sizes)) - 1
     expected = float(np.average(_expected(sizes, counts), weights=sizes)) - 1
     pairs = np.where(sizes > 1, sizes, 0)
     held, at_random = _unlike(table, sizes), float(_unlike(counts, counts.sum()))
     several = len(sizes) > legs and np.count_nonzero(counts) > 1 and pairs.any()
     return Diversity(
         classes=classes,
-        relative=met / expected if expected > 1e-9 else 1.0,
+        relative=mean_classes / expected if expected > 1e-9 else 1.0,
         relative_unlike=float(np.average(held, weights=pairs)) / at_random if several else 1.0,
         judged=bool(several),
     )

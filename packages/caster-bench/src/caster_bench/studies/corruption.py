@@ -246,13 +246,13 @@ def _table(convention: Convention, setting: str, paper: str | None) -> Table:
 def averaged(convention: Convention, setting: str | None = None) -> str:
     """Say what is averaged over, for one setting or all."""
     entries = [e for (p, _, _), e in convention.entries.items() if setting in (None, p)]
-    met = {  # single pairs, of which a continual stream has many
+    pairs = {  # single pairs, of which a continual stream has many
         frozenset((pair,) for conditions in group for pair in conditions)
         for entry in entries
         for group in entry.conditions.values()
     }
-    alike = len(met) == 1
-    shared = next(iter(met)) if alike else frozenset()
+    alike = len(pairs) == 1
+    shared = next(iter(pairs)) if alike else frozenset()
     if convention.name == FIFTEEN:
         if shared == PUBLISHED:
             return "the fifteen reported corruptions at severity 5, as in most published tables"

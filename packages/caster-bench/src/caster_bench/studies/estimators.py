@@ -67,11 +67,11 @@ def measure(results: Results) -> Estimators | None:
     scores = results.of("estimators")
     where = data_labels((score.spec for score in scores), results.sweep)
     groups = defaultdict(list)
-    for met in by_stream(scores).values():
-        for rival, theirs in met.items():
-            if theirs.spec.method == RIVAL and OURS in met:
+    for by_method in by_stream(scores).values():
+        for rival, theirs in by_method.items():
+            if theirs.spec.method == RIVAL and OURS in by_method:
                 key = results.title(theirs.spec), where[theirs.spec], rival
-                groups[key].append((met[OURS], theirs))
+                groups[key].append((by_method[OURS], theirs))
     settings = tuple(
         Setting(
             *key,

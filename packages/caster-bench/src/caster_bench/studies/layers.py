@@ -67,9 +67,9 @@ def _parts(results: Results) -> Iterator[Part]:
     if methods:
         yield (), (method_table(methods),), ()
     for method in PREFIXES:
-        met = measure_streams(results, method)
-        if met is not None:
-            yield _of_streams(met)
+        on_streams = measure_streams(results, method)
+        if on_streams is not None:
+            yield _of_streams(on_streams)
     other = measure_ablation(results)
     if other:
         yield (), (_ablation_table(other),), ()
@@ -283,13 +283,15 @@ def _lead(
 ) -> Lead:
     """Compute the lead over streams that all of these methods have."""
     group = list(streams.values())
-    learning = [m for m in methods if any(met[m].gradients for met in group)]
-    means = {name: fmean(met[name].accuracy for met in group) for name in learning}
+    learning = [m for m in methods if any(by_method[m].gradients for by_method in group)]
+    means = {name: fmean(by_method[name].accuracy for by_method in group) for name in learning}
     if not means:
         return Lead(method, convention, setting, None, None, None, None)
     best = max(means, key=lambda name: means[name])
     gated, always = (
-        mean([met[own].accuracy - met[best].accuracy for met in group]) if own in methods else None
+        mean([by_method[own].accuracy - by_method[best].accuracy for by_method in group])
+        if own in methods
+        else None
         for own in (method, ALIGNING[method])
     )
     return Lead(method, convention, setting, best, means[best], gated, always)

@@ -115,10 +115,10 @@ def names(specs: Iterable[Spec]) -> dict[Spec, str]:
     ({Spec(...): 'tent'}, 'tent (lr 0.1)')
     """
     specs = list(specs)
-    met = defaultdict(set)
+    settings_of = defaultdict(set)
     for spec in specs:
-        met[spec.stream, spec.method].add(spec.settings)
-    several = {method for (_, method), settings in met.items() if len(settings) > 1}
+        settings_of[spec.stream, spec.method].add(spec.settings)
+    several = {method for (_, method), settings in settings_of.items() if len(settings) > 1}
     return {spec: label(spec) if spec.method in several else spec.method for spec in specs}
 
 

@@ -84,7 +84,9 @@ def by_stream(scores: Sequence[Score]) -> Streams:
 def matched(streams: Streams, methods: Iterable[str]) -> Streams:
     """Keep the streams that all these methods ran on, so that only methods differ."""
     wanted = set(methods)
-    return {stream: met for stream, met in streams.items() if wanted <= met.keys()}
+    return {
+        stream: by_method for stream, by_method in streams.items() if wanted <= by_method.keys()
+    }
 
 
 @dataclass(frozen=True)

@@ -120,8 +120,8 @@ def measure(results: Results) -> tuple[Specificity, ...]:
     data_of = data_labels(streams, results.sweep)
     groups: dict[str, Streams] = defaultdict(dict)
     papers: dict[str, set[str | None]] = defaultdict(set)
-    for stream, met in streams.items():
-        groups[data_of[stream]][stream] = met
+    for stream, by_method in streams.items():
+        groups[data_of[stream]][stream] = by_method
         papers[data_of[stream]].add(paper_name_resnet50(stream, results.sweep))
     found = (
         _compare(setting, papers[setting].pop() if len(papers[setting]) == 1 else None, group)
@@ -131,7 +131,7 @@ def measure(results: Results) -> tuple[Specificity, ...]:
 
 
 def _compare(setting: str, paper: str | None, streams: Streams) -> Specificity | None:
-    methods = list(dict.fromkeys(name for met in streams.values() for name in met))
+    methods = list(dict.fromkeys(name for by_method in streams.values() for name in by_method))
     group = list(matched(streams, methods).values())
     if not group:
         return None
@@ -140,7 +140,7 @@ def _compare(setting: str, paper: str | None, streams: Streams) -> Specificity |
     admitted = {relation.mechanism for relation in relations.values()}
     policies = []
     for name in methods:
-        gain = mean([met[name].gain for met in group])
+        gain = mean([by_method[name].gain for by_method in group])
         relation = relations.get(name)
         kept = None if relation is None else relation.kept
         if name in admitted and gain.value > 0:
@@ -148,10 +148,10 @@ def _compare(setting: str, paper: str | None, streams: Streams) -> Specificity |
         policies.append(
             Policy(
                 name,
-                accuracy=mean([met[name].accuracy for met in group]),
+                accuracy=mean([by_method[name].accuracy for by_method in group]),
                 gain=gain,
-                accept=mean([met[name].accept for met in group]),
-                harm=mean([met[name].harm for met in group]),
+                accept=mean([by_method[name].accept for by_method in group]),
+                harm=mean([by_method[name].harm for by_method in group]),
                 kept=kept,
                 kept_interval=None if relation is None else relation.kept_interval,
             )
@@ -165,11 +165,11 @@ def _compare(setting: str, paper: str | None, streams: Streams) -> Specificity |
     )
 
 
-def _alike(met: Mapping[str, Score]) -> list[tuple[str, str]]:
+def _alike(by_method: Mapping[str, Score]) -> list[tuple[str, str]]:
     """Pair every gradient-based policy with the first one that has the same gate, or none."""
     first: dict[tuple[str, object], str] = {}
     pairs = []
-    for name, score in met.items():
+    for name, score in by_method.items():
         if score.gradients:
             spec = score.spec
             gate = spec.method.partition("+")[2], dict(spec.settings).get(GATE)
@@ -181,17 +181,19 @@ def _difference(one: str, other: str, group: Sequence[Mapping[str, Score]]) -> D
     return Difference(
         one,
         other,
-        accuracy=mean([met[one].accuracy - met[other].accuracy for met in group]),
-        harm=mean([met[one].harm - met[other].harm for met in group]),
+        accuracy=mean([by_method[one].accuracy - by_method[other].accuracy for by_method in group]),
+        harm=mean([by_method[one].harm - by_method[other].harm for by_method in group]),
     )
 
 
 def _relation(name: str, group: list[dict[str, Score]]) -> Relation | None:
     """Relate a policy to its mechanism; None without a gate or if the mechanism was not run."""
     pairs = []
-    for met in group:
-        wanted = ungated(met[name].spec)
-        pairs += [(met[name], own, other) for other, own in met.items() if own.spec == wanted]
+    for by_method in group:
+        wanted = ungated(by_method[name].spec)
+        pairs += [
+            (by_method[name], own, other) for other, own in by_method.items() if own.spec == wanted
+        ]
     if len(pairs) < len(group):
         return None
     accept = tuple(gated.accept for gated, _, _ in pairs)
