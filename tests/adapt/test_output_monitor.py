@@ -180,7 +180,7 @@ class Without(OutputMonitor):
 
     def _is_usual(self, n, total, repeats, distance):
         if self.part == "confidence":
-            total = n * self._sure.mean
+            total = n * self._confidence.mean
         repeats = 0.0 if self.part == "repeats" else repeats
         distance = 0.0 if self.part == "distance" else distance
         return super()._is_usual(n, total, repeats, distance)

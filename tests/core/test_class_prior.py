@@ -13,12 +13,12 @@ from scipy.special import rel_entr, softmax
 
 from caster.core import class_prior
 from caster.core.class_prior import (
-    believed_prior,
-    corrected,
+    apply_prior,
     entropy,
     estimated_prior,
-    explained,
-    information,
+    log_likelihood_ratio,
+    mutual_information,
+    select_prior,
 )
 from tests.conftest import close
 from tests.support.label_streams import classifier
@@ -100,9 +100,15 @@ def test_permuting_the_classes_permutes_the_prior(seed, order):
     p, pi_s = case(seed, n=80)
     pi = estimated_prior(p, pi_s, 2.0)
     close(estimated_prior(p[:, order], pi_s[order], 2.0), pi[order], 1e-12)
-    close(corrected(p[:, order], pi[order], pi_s[order]), corrected(p, pi, pi_s)[:, order], 1e-12)
-    close(explained(p[:, order], pi[order], pi_s[order]), explained(p, pi, pi_s), 1e-12)
-    one, other = believed_prior(p, pi_s), believed_prior(p[:, order], pi_s[order])
+    close(
+        apply_prior(p[:, order], pi[order], pi_s[order]), apply_prior(p, pi, pi_s)[:, order], 1e-12
+    )
+    close(
+        log_likelihood_ratio(p[:, order], pi[order], pi_s[order]),
+        log_likelihood_ratio(p, pi, pi_s),
+        1e-12,
+    )
+    one, other = select_prior(p, pi_s), select_prior(p[:, order], pi_s[order])
     assert (one is None) == (other is None)
     if one is not None:
         close(other, one[order], 1e-12)
@@ -124,9 +130,9 @@ def test_the_estimate_is_a_distribution_without_zeros(seed):
 def test_corrections_compose_and_can_be_undone(seed):
     p, pi_s = case(seed)
     pi, other = np.random.default_rng(seed).dirichlet(np.full(4, 5.0), 2)
-    close(corrected(p, pi_s, pi_s), p, 1e-15)
-    close(corrected(corrected(p, pi, pi_s), pi_s, pi), p, 1e-12)
-    close(corrected(corrected(p, pi, pi_s), other, pi), corrected(p, other, pi_s), 1e-12)
+    close(apply_prior(p, pi_s, pi_s), p, 1e-15)
+    close(apply_prior(apply_prior(p, pi, pi_s), pi_s, pi), p, 1e-12)
+    close(apply_prior(apply_prior(p, pi, pi_s), other, pi), apply_prior(p, other, pi_s), 1e-12)
 
 
 def test_a_correction_is_bayes_rule():
@@ -135,15 +141,19 @@ def test_a_correction_is_bayes_rule():
     densities = np.exp(-((x - np.array([-1.0, 0, 2])) ** 2) / 2)
     pi_s, pi = np.array([0.2, 0.5, 0.3]), np.array([0.7, 0.1, 0.2])
     under = [prior * densities / (prior * densities).sum(1, keepdims=True) for prior in (pi_s, pi)]
-    close(corrected(under[0], pi, pi_s), under[1], 1e-14)
+    close(apply_prior(under[0], pi, pi_s), under[1], 1e-14)
     marginals = [(prior * densities).sum(axis=1) for prior in (pi_s, pi)]
-    close(explained(under[0], pi, pi_s), np.log(marginals[1] / marginals[0]).mean(), 1e-14)
+    close(
+        log_likelihood_ratio(under[0], pi, pi_s),
+        np.log(marginals[1] / marginals[0]).mean(),
+        1e-14,
+    )
 
 
 @given(seeds)
 def test_the_source_explains_nothing(seed):
     p, pi_s = case(seed)
-    close(explained(p, pi_s, pi_s), 0.0, 1e-14)
+    close(log_likelihood_ratio(p, pi_s, pi_s), 0.0, 1e-14)
 
 
 # Belief
@@ -161,7 +171,7 @@ def test_balanced_samples_keep_the_source(n_classes, n):
     for seed in range(5):
         rng = np.random.default_rng(seed)
         p = classifier(rng, rng.integers(0, n_classes, n), 0.7, n_classes)
-        assert believed_prior(p, pi_s) is pi_s
+        assert select_prior(p, pi_s) is pi_s
 
 
 def test_a_preference_keeps_the_source():
@@ -169,15 +179,15 @@ def test_a_preference_keeps_the_source():
     for seed in range(5):
         rng = np.random.default_rng(seed)
         p = classifier(rng, rng.integers(0, 10, 512), 0.7, preferred=0.1)
-        assert believed_prior(p, pi_s) is pi_s
+        assert select_prior(p, pi_s) is pi_s
 
 
 def test_too_few_samples_keep_the_source_and_few_are_in_doubt():
     pi_s, one_class = np.full(3, 1 / 3), np.eye(3)[np.zeros(256, int)]
-    assert believed_prior(one_class[:63], pi_s) is pi_s
-    assert believed_prior(one_class[:64], pi_s) is None
-    assert believed_prior(one_class[:255], pi_s) is None
-    assert believed_prior(one_class, pi_s)[0] > 0.9
+    assert select_prior(one_class[:63], pi_s) is pi_s
+    assert select_prior(one_class[:64], pi_s) is None
+    assert select_prior(one_class[:255], pi_s) is None
+    assert select_prior(one_class, pi_s)[0] > 0.9
 
 
 def test_a_strong_preference_is_doubted():
@@ -185,11 +195,11 @@ def test_a_strong_preference_is_doubted():
     pi_s, rng = np.full(10, 0.1), np.random.default_rng(0)
     # The network leans towards class 0 in every sample, and still tells the samples apart
     leaning = classifier(rng, rng.integers(0, 10, 512), 1.0, lowest=0.6)
-    leaning = corrected(leaning, np.array([0.9, *[0.1 / 9] * 9]), pi_s)
+    leaning = apply_prior(leaning, np.array([0.9, *[0.1 / 9] * 9]), pi_s)
     pi = estimated_prior(leaning, pi_s, 10)
-    assert explained(leaning, pi, pi_s) > 0.2 * math.log(10)
-    assert information(leaning) > entropy(pi)
-    assert believed_prior(leaning, pi_s) is None
+    assert log_likelihood_ratio(leaning, pi, pi_s) > 0.2 * math.log(10)
+    assert mutual_information(leaning) > entropy(pi)
+    assert select_prior(leaning, pi_s) is None
 
 
 @given(seeds)
@@ -197,8 +207,8 @@ def test_information_is_that_of_the_joint_distribution(seed):
     p, _ = case(seed)
     joint = p / len(p)
     expected = rel_entr(joint, joint.sum(axis=0) * joint.sum(axis=1, keepdims=True)).sum()
-    close(information(p), expected, 1e-12)
-    assert 0 <= information(p) <= entropy(p.mean(axis=0)) + 1e-12
+    close(mutual_information(p), expected, 1e-12)
+    assert 0 <= mutual_information(p) <= entropy(p.mean(axis=0)) + 1e-12
 
 
 @pytest.mark.parametrize(("n", "share"), [(256, 0.9), (1000, 1.0)])
@@ -207,7 +217,7 @@ def test_a_long_tail_is_believed(n, share):
     for seed in range(40):
         rng = np.random.default_rng(seed)
         p = classifier(rng, rng.choice(10, n, p=tail), 0.95)
-        pi = believed_prior(p, pi_s)
+        pi = select_prior(p, pi_s)
         believed.append(pi is not None and pi is not pi_s)
         if believed[-1]:
             close(pi, estimated_prior(p, pi_s, 10), 0)
@@ -221,9 +231,9 @@ def test_a_believed_tail_corrects_errors():
     labels = rng.choice(10, 2000, p=tail)
     features = 2.5 * np.eye(10)[labels] + rng.standard_normal((2000, 10))
     p = softmax(2.5 * features, axis=1)  # the posterior under a uniform prior
-    pi = believed_prior(p, pi_s)
+    pi = select_prior(p, pi_s)
     assert np.abs(pi - tail).sum() < 0.15
-    accuracy, better = (np.mean(q.argmax(1) == labels) for q in (p, corrected(p, pi, pi_s)))
+    accuracy, better = (np.mean(q.argmax(1) == labels) for q in (p, apply_prior(p, pi, pi_s)))
     assert better > accuracy + 0.05
 
 
@@ -240,7 +250,7 @@ def test_a_believed_tail_corrects_errors():
 def test_belief_is_measured_against_the_log_of_the_classes(n_classes, counts, expected):
     pi_s = np.full(n_classes, 1 / n_classes)
     labels = np.repeat(np.arange(len(counts)), counts)  # both halves alike
-    pi = believed_prior(np.eye(n_classes)[np.tile(labels, 4)], pi_s)
+    pi = select_prior(np.eye(n_classes)[np.tile(labels, 4)], pi_s)
     assert expected == ("doubted" if pi is None else "source" if pi is pi_s else "believed")
 
 
@@ -248,7 +258,7 @@ def test_halves_are_explained_by_each_other():
     """A prior that does not carry over from one half to the other is not believed."""
     pi_s = np.full(10, 0.1)
     alternating = np.eye(10)[np.arange(256) % 2] * 0.9 + 0.01
-    assert explained(alternating, estimated_prior(alternating, pi_s, 10), pi_s) > 1
-    assert believed_prior(alternating, pi_s) is pi_s
+    assert log_likelihood_ratio(alternating, estimated_prior(alternating, pi_s, 10), pi_s) > 1
+    assert select_prior(alternating, pi_s) is pi_s
     in_pairs = alternating[np.repeat(np.arange(128), 2)]
-    assert believed_prior(in_pairs, pi_s)[:2].sum() > 0.8
+    assert select_prior(in_pairs, pi_s)[:2].sum() > 0.8

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy.stats import entropy as scipy_entropy
 
 from caster.core import label_chain
-from caster.core.class_prior import corrected
+from caster.core.class_prior import apply_prior
 from caster.core.label_chain import (
     EPSILON,
     HISTORY,
@@ -281,7 +281,7 @@ def test_the_evidence_of_a_split_batch_is_that_of_the_whole_at_equal_frequencies
     chain = replace(some_chain(rng, 4), totals=count * labels.mean(axis=0), count=count)
     # These labels' probabilities under the frequencies have the frequencies as their mean
     labels = (count * labels + SOURCE_WEIGHT * chain.prior) / (count + SOURCE_WEIGHT)
-    half = corrected(labels, chain.prior, chain.frequencies)
+    half = apply_prior(labels, chain.prior, chain.frequencies)
     other = half[rng.permutation(6)]
     first = chain.observe(half)
     f = first.frequencies
@@ -461,7 +461,7 @@ def test_runs_that_the_answers_contradict_are_doubted():
     """A network that leans towards class 0, and still tells the samples apart."""
     rng = np.random.default_rng(15)
     p = classifier(rng, shuffled(rng, 1024), 0.95, lowest=0.8)
-    p = corrected(p, np.array([0.9, *[0.1 / 9] * 9]), np.full(10, 0.1))
+    p = apply_prior(p, np.array([0.9, *[0.1 / 9] * 9]), np.full(10, 0.1))
     found = [chain for chain, _ in follow(p, 64)]
     assert all(chain.is_evident for chain in found[:4])
     assert not any(chain.is_correlated for chain in found)

@@ -30,7 +30,7 @@ def probabilities(n, order="shuffled", seed=0):
     if order == "one class":
         labels = np.zeros(n, int)
     p = classifier(rng, labels, accuracy=0.9, n_classes=C, lowest=0.7)
-    return class_prior.corrected(p, LEANING, PRIOR) if order == "leaning" else p
+    return class_prior.apply_prior(p, LEANING, PRIOR) if order == "leaning" else p
 
 
 def chain_in_graph(prior, parts):
@@ -102,9 +102,9 @@ def test_frequencies_are_shrunk_and_bounded(totals):
 @pytest.mark.parametrize("n", [1, 63, 64, 301])
 def test_a_prior_is_believed_as_in_core(order, n):
     p = probabilities(n, order)
-    found = evaluate(lambda rows: label_graph.believed_prior(rows, constant(PRIOR)), p)
+    found = evaluate(lambda rows: label_graph.select_prior(rows, constant(PRIOR)), p)
     prior, kind = found[0], label_graph.KINDS[found[1]]
-    expected = class_prior.believed_prior(p, PRIOR)
+    expected = class_prior.select_prior(p, PRIOR)
     np.testing.assert_allclose(prior, PRIOR if expected is None else expected, atol=1e-12)
     assert (kind == "doubted") == (expected is None)
     assert (kind == "source") == (expected is PRIOR)

@@ -28,7 +28,7 @@ def run():
         learnt, waiting = known.learn(features, scores), known.wait(features, scores)
         return [
             known.is_ready,
-            known.is_usual(features, scores),
+            known.is_unchanged(features, scores),
             waiting.pending,
             *learnt.parts().values(),
         ]

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from caster import state as states
 from caster.adapt.estimator import Caster
-from caster.adapt.feature_transport import Attempt
+from caster.adapt.feature_transport import PendingAdaptation
 from caster.adapt.feedback import Feedback
 from caster.adapt.layer_passes import PLAIN, LayerSettings
 from caster.core.adaptation import Adaptation
@@ -236,7 +236,7 @@ class Adapter:
             fetch(batch)()
             answer = self.clf.adapt(batch, *arrays)
             return lambda: answer
-        attempt = Attempt.of(arrays)
+        attempt = PendingAdaptation.of(arrays)
         evidence = fetch(attempt.proposal.evidence)
         return lambda: self.clf.transport.conclude(batch, attempt, evidence(), settings)
 
@@ -267,7 +267,9 @@ class Adapter:
             evidence, scores, assigned, A, b, inverse, _, chosen = found.arrays()
             scores, A, b, inverse = cuda.send([scores, A, b, inverse], batch.device)
             assigned, chosen = cuda.send([assigned, chosen], batch.device)
-            placed = Attempt.of([evidence, scores, assigned, A, b, inverse, logits, chosen])
+            placed = PendingAdaptation.of(
+                [evidence, scores, assigned, A, b, inverse, logits, chosen]
+            )
             return transport.conclude(batch, placed, evidence, settings)
 
         return finish

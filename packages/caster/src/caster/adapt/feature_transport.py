@@ -31,7 +31,7 @@ PLACED = 8  # cached copies of the moments: one per device, dtype and rank in us
 
 
 @dataclass(frozen=True, eq=False)
-class Attempt:
+class PendingAdaptation:
     """A transported batch before its verdict; on a GPU, without waiting for any result."""
 
     # Its evidence also holds whether the logits are free of NaN, `assigned` and `chosen`, so that
@@ -79,8 +79,8 @@ class FeatureTransport:
         batch = self.checked(batch)
         with threads_for(len(self.classes)), np.errstate(all="ignore"):
             if batch.shape[0] == 1:
-                fallback, sound_head = self._fallback(batch, head_logits, settings)
-                _check_finite(batch, bool(sound_head))
+                fallback, head_has_no_nan = self._fallback(batch, head_logits, settings)
+                _check_finite(batch, bool(head_has_no_nan))
                 return self._untransported(batch, fallback, "batch_too_small")
             attempt = self.attempt(batch, head_logits, settings)
             return self.conclude(batch, attempt, to_numpy(attempt.proposal.evidence), settings)
@@ -100,57 +100,57 @@ class FeatureTransport:
             raise CasterError(f"head_logits must be {expected}, not {tuple(logits.shape)}")
         return logits
 
-    def attempt(self, batch: Array, head_logits: Any, settings: Settings) -> Attempt:
+    def attempt(self, batch: Array, head_logits: Any, settings: Settings) -> PendingAdaptation:
         """Transport a batch of two rows or more, and compute the evidence for the verdict.
 
         This neither waits for a GPU nor raises for bad values: NaN in the batch or a failed
         factorization makes the ratio NaN, and `conclude` finds the reason.
         """
         z = self.in_active_directions(batch)
-        fallback, sound_head = self._fallback(batch, head_logits, settings)
-        return self._attempted(z, fallback, sound_head, settings)
+        fallback, head_has_no_nan = self._fallback(batch, head_logits, settings)
+        return self._attempted(z, fallback, head_has_no_nan, settings)
 
     def attempt_projected(
         self,
         z: Array,  # (B, k), `in_active_directions`
         head_logits: Array,  # (B, C)
         settings: Settings,
-    ) -> Attempt:
+    ) -> PendingAdaptation:
         """Like `attempt`, for projected features."""
         xp = array_namespace(z)
-        sound_head = xp.logical_not(xp.any(xp.isnan(head_logits)))
+        head_has_no_nan = xp.logical_not(xp.any(xp.isnan(head_logits)))
         with threads_for(len(self.classes)), np.errstate(all="ignore"):
-            return self._attempted(z, head_logits, sound_head, settings)
+            return self._attempted(z, head_logits, head_has_no_nan, settings)
 
     def in_active_directions(self, batch: Array) -> Array:  # (B, d) -> (B, k)
         """Project a batch on the directions that its size supports."""
         return batch @ self.active(batch).U
 
     def _attempted(
-        self, z: Array, fallback: Array, sound_head: Array, settings: Settings
-    ) -> Attempt:  # (B, k), (B, C), ()
+        self, z: Array, fallback: Array, head_has_no_nan: Array, settings: Settings
+    ) -> PendingAdaptation:  # (B, k), (B, C), ()
         active = self.placed(z, z.shape[1])
         proposal = propose(z, active, settings, score=_score_of(z))
         xp = array_namespace(z)
         chosen = xp.argmax(fallback, axis=1)
-        rest = xp.reshape(sound_head, (1,)), proposal.assigned, chosen
+        rest = xp.reshape(head_has_no_nan, (1,)), proposal.assigned, chosen
         numbers = [xp.astype(part, proposal.evidence.dtype) for part in rest]
         evidence = xp.concat([proposal.evidence, *numbers])
-        return Attempt(replace(proposal, evidence=evidence), fallback, chosen)
+        return PendingAdaptation(replace(proposal, evidence=evidence), fallback, chosen)
 
     def conclude(
         self,
         batch: Array,  # (B, d)
-        attempt: Attempt,
+        attempt: PendingAdaptation,
         evidence: NDArray[Any],  # the attempt's, on the host
         settings: Settings,
     ) -> Adaptation:
         """Decide on an attempt, and convert the result to labels."""
-        *measured, sound_head = evidence[:4].tolist()
+        *measured, head_has_no_nan = evidence[:4].tolist()
         indices = evidence[4:].astype(np.int64).reshape(2, -1)
         verdict = decide(measured, len(self.classes), settings)
-        if verdict.reason == "numerical" or not sound_head:
-            _check_finite(batch, bool(sound_head))
+        if verdict.reason == "numerical" or not head_has_no_nan:
+            _check_finite(batch, bool(head_has_no_nan))
             return self._untransported(batch, attempt.fallback, "numerical")
         if settings.safeguards and not self.supported:
             verdict = replace(verdict, accepted=False, reason="source_check")
@@ -268,12 +268,12 @@ def _score_of(z: Array) -> RidgedScores:
     return class_scores.ridged_scores
 
 
-def _check_finite(batch: Array, sound_head: bool = True) -> None:
+def _check_finite(batch: Array, head_has_no_nan: bool = True) -> None:
     """Raise for NaN or infinity in features, and for NaN in logits."""
     xp = array_namespace(batch)
     if not bool(xp.all(xp.isfinite(batch))):
         rows = to_numpy(~xp.all(xp.isfinite(batch), axis=1)).nonzero()[0]
         where = f"first in row {rows[0]} of the batch"
         raise CasterError(f"the batch holds NaN or infinity, {where}: drop or repair such rows")
-    if not sound_head:
+    if not head_has_no_nan:
         raise CasterError("head_logits hold NaN: the frozen model's answer is undefined")

@@ -74,7 +74,7 @@ class RecycledMemory:
         return array.reshape(shape)
 
 
-def stated_preprocessing(model: FrozenModel) -> Preprocessing:
+def require_preprocessing(model: FrozenModel) -> Preprocessing:
     """The model's preprocessing; raise if it has none."""
     if model.preprocessing is None:
         raise CasterError(

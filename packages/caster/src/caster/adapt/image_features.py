@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from caster.adapt.image_batches import (
     Through,
     read_batches,
+    require_preprocessing,
     resize,
     run,
-    stated_preprocessing,
     unreadable_error,
 )
 from caster.config import IMAGES_AT_ONCE
@@ -144,7 +144,7 @@ def activation_statistics_for(model: FrozenModel, past: Layers | None = None) ->
 
 
 def _key(model: FrozenModel, images: Images) -> str:
-    preprocessing = stated_preprocessing(model)
+    preprocessing = require_preprocessing(model)
     if model.sha256 is None:
         raise CasterError(f"{model.name} states no version: its features cannot be cached")
     # In bfloat16, the same weights give other features.
@@ -179,7 +179,7 @@ def _fill(
             measure = _measuring(statistics, targets)
         batches = read_batches(
             images,
-            stated_preprocessing(model),
+            require_preprocessing(model),
             range(partial.manifest.seen, len(images)),
             batch_size,
             skip_unreadable=skip_unreadable,
@@ -221,7 +221,7 @@ def _repaired(model: FrozenModel, images: Images, unreadable: Mapping[str, str])
     """
     for row in map(int, unreadable):
         try:
-            resize(images.read(row), stated_preprocessing(model), images, row)
+            resize(images.read(row), require_preprocessing(model), images, row)
         except UnreadableImage:
             continue
         return True

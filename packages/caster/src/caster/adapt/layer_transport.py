@@ -111,7 +111,7 @@ class _RestingBatch:
 
     rest: _Rest
     answer: LayerAnswer
-    is_usual: Callable[[], bool]  # blocks until the outputs are known
+    is_unchanged: Callable[[], bool]  # blocks until the outputs are known
 
 
 @dataclass(eq=False)
@@ -227,7 +227,7 @@ class LayerTransport:
                 resting = self._launch(begun.batch)
             changed = resting is not None
             if resting is not None:
-                if resting.is_usual():
+                if resting.is_unchanged():
                     self._schedule.skipped(len(begun.batch))
                     begun.answer = resting.answer
                     return

@@ -51,7 +51,7 @@ class OutputMonitor:
         """Forget the stream."""
         self._features: ChannelMoments | None = None
         self._weights: tuple[Array, Array] | None = None  # (d,), (d,): their mean, 1 / (d variance)
-        self._sure: ConfidenceStats | None = None
+        self._confidence: ConfidenceStats | None = None
         self._distances = np.zeros(3)  # number of blocks, sum of distances, sum of their squares
         self._repeats = np.zeros(2)  # pairs of neighbours, and those with the same prediction
         self.begin()
@@ -78,7 +78,9 @@ class OutputMonitor:
         if known is not None and known.count >= MEMORY / 2:
             found = distance / (1 / n + 1 / known.count)
             self._distances += 1, found, found**2
-        self._sure = sure if self._sure is None else self._sure.at_most(MEMORY) + sure
+        self._confidence = (
+            sure if self._confidence is None else self._confidence.at_most(MEMORY) + sure
+        )
         self._repeats += n - 1, repeats
         moments = ChannelMoments.of(block[0], 1)
         if known is not None and n < MEMORY:  # NumPy arrays, if they come from a state
@@ -104,9 +106,9 @@ class OutputMonitor:
         return lambda: self._is_usual(n, *fetched().tolist())
 
     def _is_usual(self, n: int, total: float, repeats: float, distance: float) -> bool:
-        assert self._sure is not None
+        assert self._confidence is not None
         assert self._features is not None
-        if has_fallen(ConfidenceStats(float(n), total, 0.0), self._sure, ERRORS):
+        if has_fallen(ConfidenceStats(float(n), total, 0.0), self._confidence, ERRORS):
             return False
         blocks, sum_1, sum_2 = self._distances.tolist()
         mean = sum_1 / blocks
@@ -164,8 +166,8 @@ class OutputMonitor:
             "monitor.distances": self._distances.copy(),
             "monitor.repeats": self._repeats.copy(),
         }
-        if self._sure is not None and self._features is not None:
-            sure, known = self._sure, self._features
+        if self._confidence is not None and self._features is not None:
+            sure, known = self._confidence, self._features
             found["monitor.confidence"] = np.array([sure.count, sure.total, sure.squares])
             found["monitor.count"] = np.array(known.count)
             found["monitor.mean"] = to_numpy(known.mean)
@@ -188,11 +190,11 @@ class OutputMonitor:
             raise ValueError("impossible sums")
         if self._repeats[0] > 0 or "monitor.mean" in own:
             mean, variance = own["monitor.mean"], own["monitor.variance"]
-            self._sure = ConfidenceStats(*own["monitor.confidence"].tolist())
+            self._confidence = ConfidenceStats(*own["monitor.confidence"].tolist())
             self._features = ChannelMoments(float(own["monitor.count"]), mean, variance)
             if mean.shape != variance.shape or mean.ndim != 1 or (variance < 0).any():
                 raise ValueError("impossible features")
-            if min(self._features.count, self._sure.count) <= 0:
+            if min(self._features.count, self._confidence.count) <= 0:
                 raise ValueError("impossible counts")
         if "monitor.features" in own or "monitor.scores" in own:
             waiting = own["monitor.features"], own["monitor.scores"]

@@ -24,8 +24,8 @@ from caster.adapt.image_batches import (
     ImageBatch,
     naming_images,
     read_batches,
+    require_preprocessing,
     run,
-    stated_preprocessing,
 )
 from caster.config import DEFAULT_LIMITS, Limits
 from caster.core.adaptation import Adaptation
@@ -205,7 +205,7 @@ def predict_images(
         writer = _Writer(adapter.classes, has_head, gate, probabilities, summary)
         reading = read_batches(
             images,
-            stated_preprocessing(model),
+            require_preprocessing(model),
             order[job.seen :].tolist(),
             batch_size,
             skip_unreadable=skip_unreadable,

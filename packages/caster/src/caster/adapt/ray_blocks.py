@@ -34,7 +34,7 @@ Chunk = tuple[NDArray[Any], ...]  # features, labels and, with a head, logits
 
 
 @dataclass(eq=False)
-class Findings:
+class FirstPassSums:
     """Results of the first pass over some blocks; `Block.chunks` sets all but the scatter."""
 
     scatter: ClassScatter | None = None  # None: no image can be read
@@ -43,7 +43,7 @@ class Findings:
     ends: tuple[float, float] | None = None  # range of the inputs, if layers are measured
     unreadable: list[str] = field(default_factory=list)
 
-    def __add__(self, later: Findings) -> Findings:
+    def __add__(self, later: FirstPassSums) -> FirstPassSums:
         if self.scatter is None or later.scatter is None:
             found = later if self.scatter is None else self
             return replace(found, unreadable=self.unreadable + later.unreadable)
@@ -53,7 +53,7 @@ class Findings:
         if ends is not None and later.ends is not None:
             ends = min(ends[0], later.ends[0]), max(ends[1], later.ends[1])
         unreadable = self.unreadable + later.unreadable
-        return Findings(self.scatter + later.scatter, self.columns, layers, ends, unreadable)
+        return FirstPassSums(self.scatter + later.scatter, self.columns, layers, ends, unreadable)
 
 
 class Block(Protocol):
@@ -61,7 +61,7 @@ class Block(Protocol):
 
     def __len__(self) -> int: ...
 
-    def chunks(self, model: Any, head: Head, found: Findings) -> Iterator[Chunk]:
+    def chunks(self, model: Any, head: Head, found: FirstPassSums) -> Iterator[Chunk]:
         """Read rows in order; with `head`, chunks include the logits in those columns."""
 
 
@@ -81,7 +81,7 @@ class ImageBlock:
     def __str__(self) -> str:
         return f"the block of images from {self.images.names[0]} to {self.images.names[-1]}"
 
-    def chunks(self, model: Any, head: Head, found: Findings) -> Iterator[Chunk]:
+    def chunks(self, model: Any, head: Head, found: FirstPassSums) -> Iterator[Chunk]:
         """Read features from the cache, or compute them."""
         features = extract(
             model,
@@ -119,7 +119,7 @@ class ParquetBlock:
     def __str__(self) -> str:
         return f"the block of row groups {self.groups[0]} to {self.groups[-1]} of {self.path}"
 
-    def chunks(self, model: Any, head: Head, found: Findings) -> Iterator[Chunk]:
+    def chunks(self, model: Any, head: Head, found: FirstPassSums) -> Iterator[Chunk]:
         """Read in chunks; a block need not fit into memory."""
         file = ParquetFile(self.path, self.limits, self.groups)
         rows = max(1, CHUNK_ELEMENTS // file.width("features"))
@@ -141,7 +141,7 @@ class DatasetBlock:
     def __str__(self) -> str:
         return f"a block of {self.rows:,} rows of the dataset"
 
-    def chunks(self, model: Any, head: Head, found: Findings) -> Iterator[Chunk]:
+    def chunks(self, model: Any, head: Head, found: FirstPassSums) -> Iterator[Chunk]:
         """Run the model, unless the block has a column `features`."""
         import ray
         from ray.data.block import BlockAccessor

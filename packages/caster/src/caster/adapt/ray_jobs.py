@@ -35,7 +35,7 @@ from caster.adapt.ray_blocks import (
     Block,
     Chunk,
     DatasetBlock,
-    Findings,
+    FirstPassSums,
     ImageBlock,
     ParquetBlock,
     block_rows,
@@ -135,9 +135,9 @@ class SecondSums:
         return HeldOutSums(ClassMoments(counts, centroids + step, scatters), self.kept, self.drawn)
 
 
-def first_pass(classes: Labels, model: Any, block: Block, index: int) -> Findings:
+def first_pass(classes: Labels, model: Any, block: Block, index: int) -> FirstPassSums:
     """Sum the class scatter of a block, and collect layer statistics."""
-    found = Findings()
+    found = FirstPassSums()
     chunks = _unless_empty(block.chunks(model, None, found))
     found.scatter = None if chunks is None else class_scatter(chunks, classes)
     return found
@@ -155,7 +155,7 @@ def second_pass(
     index: int,
 ) -> SecondSums | None:
     """Sum the held-out moments of a block; None if none of its images can be read."""
-    chunks = _unless_empty(block.chunks(model, head, Findings()))
+    chunks = _unless_empty(block.chunks(model, head, FirstPassSums()))
     if chunks is None:
         return None
     sums = held_out_sums(chunks, classes, subspace, sketched, before[index])
@@ -171,7 +171,7 @@ def fit_blocks(
     sketch: bool = True,
     total: int = 0,
     progress: Progress = silent,
-) -> tuple[Caster, Head, Findings]:
+) -> tuple[Caster, Head, FirstPassSums]:
     """Fit in two passes over blocks, which must be the same in both."""
     counts: dict[int, NDArray[np.int64]] = {}  # samples of each class, by block index
 
@@ -186,7 +186,7 @@ def fit_blocks(
             progress(stage, done, max(total, done))
         return tree.total()
 
-    def count(index: int, block: Block, first: Findings) -> None:
+    def count(index: int, block: Block, first: FirstPassSums) -> None:
         counts[index] = np.zeros(len(classes), dtype=np.int64)
         if first.scatter is not None:
             head_of(first.columns)  # raise errors early
@@ -199,7 +199,7 @@ def fit_blocks(
         if index not in counts or not np.array_equal(found, counts[index]):
             raise CasterError(f"{block} has other samples in the second pass than in the first")
 
-    first: Findings = summed(partial(first_pass, classes), "pass 1 of 2: subspace", count)
+    first: FirstPassSums = summed(partial(first_pass, classes), "pass 1 of 2: subspace", count)
     if first.scatter is None:
         raise CasterError("none of the images can be read")
     subspace, head = Subspace.of(first.scatter, classes, settings), head_of(first.columns)

@@ -118,8 +118,8 @@ def held_out_sums(
     """
     C = len(classes)
     before = np.zeros(C, dtype=np.int64) if before is None else before
-    kept = _Kept(before, subspace.rank)
-    drawn = _Drawn(sketch_size(C) if sketched else 0, int(before.sum()))
+    kept = _CheckSamples(before, subspace.rank)
+    drawn = _SketchSampler(sketch_size(C) if sketched else 0, int(before.sum()))
 
     def projected() -> Iterator[tuple[Array, Array]]:
         for pieces in _pieces(chunks, classes):
@@ -165,8 +165,8 @@ class HeldOutSums:
     """
 
     moments: ClassMoments
-    kept: _Kept
-    drawn: _Drawn
+    kept: _CheckSamples
+    drawn: _SketchSampler
 
     @np.errstate(all="ignore")
     def fitted(
@@ -198,7 +198,7 @@ class HeldOutSums:
         return found, check, self.drawn.sketch(moments, settings)
 
 
-class _Kept:
+class _CheckSamples:
     """The first samples of every class, within a memory quota, for `check_source`."""
 
     def __init__(self, before: NDArray[np.int64], k: int) -> None:  # (C,)
@@ -247,7 +247,7 @@ class _Kept:
         return check_source(z, y, head, len(classes), per_feature, settings, parallel_map)
 
 
-class _Drawn:
+class _SketchSampler:
     """Uniform sample of the source, of bounded size; the same for any division into chunks."""
 
     def __init__(self, size: int, before: int) -> None:

@@ -230,10 +230,10 @@ def load_adapter(
 ) -> Adapter:
     """Combine the model with its state, for `predict` and `evaluate` on images."""
     from caster.adapt.adapter import Adapter
-    from caster.adapt.image_batches import stated_preprocessing
+    from caster.adapt.image_batches import require_preprocessing
     from caster.state import load
 
-    stated_preprocessing(model)  # a clearer error than a digest that differs
+    require_preprocessing(model)  # a clearer error than a digest that differs
     return Adapter(model, load(state, key), **options.arguments(every))
 
 

@@ -57,22 +57,23 @@ def estimated_prior(
     pi = pi_s
     for _ in range(ROUNDS):
         before = pi
-        pi = (corrected(p, pi, pi_s).sum(axis=0) + alpha * pi_s) / (len(p) + alpha)
+        pi = (apply_prior(p, pi, pi_s).sum(axis=0) + alpha * pi_s) / (len(p) + alpha)
         if np.abs(pi - before).sum() < CONVERGED:
             break
     return pi
 
 
-def corrected(p: NDArray[Any], pi: Floats, pi_s: Floats) -> Floats:  # (n, C)
+def apply_prior(p: NDArray[Any], pi: Floats, pi_s: Floats) -> Floats:  # (n, C)
     """Replace the prior pi_s inside probabilities by pi."""
     joint = p * (pi / pi_s)
     return np.asarray(joint / joint.sum(axis=1, keepdims=True))
 
 
-def explained(p: NDArray[Any], pi: Floats, pi_s: Floats) -> float:
+def log_likelihood_ratio(p: NDArray[Any], pi: Floats, pi_s: Floats) -> float:
     """Mean log likelihood ratio of the prior pi against pi_s, in nats per sample.
 
-    >>> explained(np.array([[1.0, 0.0]]), np.array([1.0, 0.0]), np.array([0.5, 0.5])) == math.log(2)
+    >>> p, pi, pi_s = np.array([[1.0, 0.0]]), np.array([1.0, 0.0]), np.array([0.5, 0.5])
+    >>> log_likelihood_ratio(p, pi, pi_s) == math.log(2)
     True
     """
     return float(np.log(p @ (pi / pi_s)).mean())
@@ -87,12 +88,12 @@ def entropy(p: Floats) -> Floats:  # (..., C) -> (...)
     return np.asarray(-(p * np.log(p.clip(min=MIN_PROBABILITY))).sum(axis=-1))
 
 
-def information(p: Floats) -> float:  # (n, C)
+def mutual_information(p: Floats) -> float:  # (n, C)
     """Mutual information between sample and predicted label, in nats."""
     return float(entropy(p.mean(axis=0)) - entropy(p).mean())
 
 
-def believed_prior(p: NDArray[Any], pi_s: Floats) -> Floats | None:  # (n, C), (C,) -> (C,)
+def select_prior(p: NDArray[Any], pi_s: Floats) -> Floats | None:  # (n, C), (C,) -> (C,)
     """Estimate the prior of samples: pi_s unless another one fits clearly better; None if in doubt.
 
     The gain is cross-validated: a prior estimated on one half is scored on the other half, so that
@@ -103,7 +104,7 @@ def believed_prior(p: NDArray[Any], pi_s: Floats) -> Floats | None:  # (n, C), (
         return pi_s
     halves = p[::2], p[1::2]
     gains = [
-        explained(held_out, estimated_prior(half, pi_s, C), pi_s)
+        log_likelihood_ratio(held_out, estimated_prior(half, pi_s, C), pi_s)
         for half, held_out in (halves, halves[::-1])
     ]
     gain = float(np.mean(gains)) / math.log(C)
@@ -112,4 +113,4 @@ def believed_prior(p: NDArray[Any], pi_s: Floats) -> Floats | None:  # (n, C), (
     if gain < MIN_GAIN_BELIEVED or len(p) < max(MIN_SAMPLES_TO_BELIEVE, C):
         return None
     pi = estimated_prior(p, pi_s, C)
-    return None if information(p) > entropy(pi) + PRIOR_SURPLUS * math.log(C) else pi
+    return None if mutual_information(p) > entropy(pi) + PRIOR_SURPLUS * math.log(C) else pi

@@ -34,7 +34,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from caster.core.class_prior import corrected, entropy
+from caster.core.class_prior import apply_prior, entropy
 
 Floats = NDArray[np.float64]
 
@@ -157,7 +157,7 @@ class LabelChain:
         """Update frequencies and evidence with the probabilities of the next batch."""
         p = np.asarray(p, np.float64)
         kept = min(1.0, max(0.0, HISTORY - len(p)) / max(self.count, 1.0))
-        labels = corrected(p, self.frequencies, self.prior)  # E-step for the frequencies
+        labels = apply_prior(p, self.frequencies, self.prior)  # E-step for the frequencies
         totals, count = kept * self.totals + labels.sum(axis=0), kept * self.count + len(p)
         seen = replace(self, totals=totals, count=count)
         gains = self._gains(p, seen.frequencies)

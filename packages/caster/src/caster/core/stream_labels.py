@@ -9,7 +9,7 @@ from typing import Any, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from caster.core.class_prior import believed_prior, corrected
+from caster.core.class_prior import apply_prior, select_prior
 from caster.core.label_chain import LabelChain
 
 Floats = NDArray[np.float64]
@@ -54,7 +54,7 @@ class StreamLabels:
 
     @cached_property
     def _believed(self) -> Floats | None:  # (C,)
-        return believed_prior(self.recent, self.chain.prior)
+        return select_prior(self.recent, self.chain.prior)
 
     @cached_property
     def kind(self) -> Kind:
@@ -86,7 +86,7 @@ class StreamLabels:
         if self.kind == "runs":
             posterior, chain = self.chain.smooth(p)
             return posterior, self._advanced(chain)
-        answers = corrected(p, self.prior, self.chain.prior) if self.kind == "prior" else None
+        answers = apply_prior(p, self.prior, self.chain.prior) if self.kind == "prior" else None
         return answers, self.advance(p)
 
     @property

@@ -13,7 +13,7 @@ from caster.errors import CasterError, StateError
 from caster.io.files import AnyPath, check_writable, replacing
 from caster.models.onnx import OnnxModel
 from caster.models.onnx.compiled import NEXT, REASONS, Metadata, StateTensor
-from caster.models.protocol import errors_of, preprocessing_sha256
+from caster.models.protocol import prefix_errors, preprocessing_sha256
 from caster.state import file as states
 from caster.state.file import State
 
@@ -57,7 +57,7 @@ def compile_model(
     check_writable(path, model.name)
     model.verify()
     _check_fitted(model, state)
-    with errors_of(f"cannot compile {model.name}"):
+    with prefix_errors(f"cannot compile {model.name}"):
         settings = _settings(_resolved(mechanism, state), state, tau, every)
         graph, metadata = compiled(model, state, settings)
     with replacing(path) as temporary:

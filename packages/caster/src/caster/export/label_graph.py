@@ -99,7 +99,7 @@ class ChainGraph:
         """
         n = xp.length(p).astype(np.float64)
         kept = xp.minimum(xp.maximum(HISTORY - n, 0.0) / xp.maximum(self.count, 1.0), 1.0)
-        labels = corrected(p, self.frequencies, self.prior)
+        labels = apply_prior(p, self.frequencies, self.prior)
         totals, count = kept * self.totals + labels.sum(0), kept * self.count + n
         seen = replace(self, totals=totals, count=count)
         found = likelihoods(p, self.prior)
@@ -201,7 +201,7 @@ def future(likelihood: GraphArray, g: GraphArray) -> GraphArray:  # (n, G, C), (
 # --- a class prior -------------------------------------------------------------------------------
 
 
-def corrected(p: GraphArray, pi: GraphArray, pi_s: GraphArray) -> GraphArray:  # (n, C)
+def apply_prior(p: GraphArray, pi: GraphArray, pi_s: GraphArray) -> GraphArray:  # (n, C)
     """Probabilities under the class prior pi instead of pi_s."""
     joint = p * (pi / pi_s)
     return joint / joint.sum(1, keepdims=True)
@@ -221,7 +221,7 @@ def estimated_prior(p: GraphArray, pi_s: GraphArray, alpha: float) -> GraphArray
     return pi
 
 
-def explained(p: GraphArray, pi: GraphArray, pi_s: GraphArray) -> GraphArray:  # ()
+def log_likelihood_ratio(p: GraphArray, pi: GraphArray, pi_s: GraphArray) -> GraphArray:  # ()
     """Mean log likelihood ratio of samples under the prior pi against pi_s, in nats."""
     return xp.log(p @ (pi / pi_s)).mean()
 
@@ -231,7 +231,7 @@ def entropy(p: GraphArray) -> GraphArray:  # (..., C) -> (...)
     return -((p * xp.log(xp.maximum(p, class_prior.MIN_PROBABILITY))).sum(-1))
 
 
-def believed_prior(
+def select_prior(
     p: GraphArray,  # (n, C)
     pi_s: GraphArray,  # (C,)
 ) -> list[GraphArray]:  # (C,), ()
@@ -243,7 +243,7 @@ def believed_prior(
     def tested() -> list[GraphArray]:
         halves = p[::2], p[1::2]
         gains = [
-            explained(held_out, estimated_prior(half, pi_s, n_classes), pi_s)
+            log_likelihood_ratio(held_out, estimated_prior(half, pi_s, n_classes), pi_s)
             for half, held_out in (halves, halves[::-1])
         ]
         gain = (gains[0] + gains[1]) / (2.0 * log_C)
@@ -306,7 +306,7 @@ class LabelGraph:
         is_evident = chain.is_evident
 
         def shuffled() -> list[GraphArray]:
-            prior, kind = believed_prior(recent[-count:], chain.prior)
+            prior, kind = select_prior(recent[-count:], chain.prior)
             is_doubted = is_evident & kind.equals(KINDS.index("source"))
             return [prior, xp.where(is_doubted, number_of("doubted"), kind)]
 
@@ -323,7 +323,7 @@ class LabelGraph:
         return xp.choose_one(
             self.is_kind("runs"),
             lambda: self.chain.posterior(p),
-            lambda: corrected(p, self.prior, self.chain.prior),
+            lambda: apply_prior(p, self.prior, self.chain.prior),
         )
 
     def advance(self, p: GraphArray) -> Self:  # (n, C)

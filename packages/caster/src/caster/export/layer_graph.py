@@ -549,7 +549,7 @@ class _Step:
         """Whether the outputs look unchanged, if all of the batch has `rested`."""
         return xp.choose_one(
             rested,
-            lambda: self._monitor.is_usual(found.features, self._resting_scores(found.logits)),
+            lambda: self._monitor.is_unchanged(found.features, self._resting_scores(found.logits)),
             lambda: xp.constant(False),
         )
 

@@ -86,7 +86,9 @@ class MonitorGraph:
         after = xp.choose(self._fills(scores), learnt, lambda: before)
         return replace(self.wait(features, scores), **dict(zip(names, after, strict=True)))
 
-    def is_usual(self, features: GraphArray, scores: GraphArray) -> GraphArray:  # (n, d), (n, C)
+    def is_unchanged(
+        self, features: GraphArray, scores: GraphArray
+    ) -> GraphArray:  # (n, d), (n, C)
         """Whether the outputs look unchanged; before a block is full, whether they are finite."""
 
         def judged() -> GraphArray:

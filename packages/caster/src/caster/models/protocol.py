@@ -102,7 +102,7 @@ def error_line(error: BaseException, limit: int = 300) -> str:
 
 
 @contextmanager
-def errors_of(name: str) -> Iterator[None]:
+def prefix_errors(name: str) -> Iterator[None]:
     """Prefix the messages of errors in the `with` block with the name of a model."""
     try:
         yield

@@ -182,16 +182,16 @@ class StreamMonitor:
             seen = kind == self.cause
             self._streaks[kind] = self._streaks[kind] + 1 if seen else 0
             if self._streaks[kind] == CONSECUTIVE:
-                self._ring(kind, record)
+                self._raise_alarm(kind, record)
             elif not seen:
-                self._end(kind, record)
+                self._clear_alarm(kind, record)
 
     def _judge_risk(self, record: Record) -> None:
         confidence = record["confidence"].get(_served(record))
         if self.risk is not None and confidence is not None and confidence[1] is not None:
             before, self.risk = self.risk, self.risk.after(record["samples"], confidence[1])
             if self.risk.alarm and not before.alarm:
-                self._ring("risk", record)
+                self._raise_alarm("risk", record)
 
     def _learn(self, record: Record) -> None:
         self.labels += record["labels"]
@@ -199,20 +199,20 @@ class StreamMonitor:
         revoked = self.betting is not None and self.betting["position"] == "revoked"
         self.betting = record["betting"]
         if self.betting["position"] == "revoked" and not revoked:
-            self._ring("revoked", record)
+            self._raise_alarm("revoked", record)
         elif self.betting["position"] != "revoked":
-            self._end("revoked", record)
+            self._clear_alarm("revoked", record)
         if self.labelled_risk is not None:
             before = self.labelled_risk
             self.labelled_risk = before.after(record["labels"], record["wrong"])
             if self.labelled_risk.alarm and not before.alarm:
-                self._ring("labelled_risk", record)
+                self._raise_alarm("labelled_risk", record)
 
-    def _ring(self, kind: str, record: Record) -> None:
+    def _raise_alarm(self, kind: str, record: Record) -> None:
         self.alarms.append(Alarm(kind, record["position"], record["time"]))
         del self.alarms[:-MAX_ALARMS]
 
-    def _end(self, kind: str, record: Record) -> None:
+    def _clear_alarm(self, kind: str, record: Record) -> None:
         for alarm in self.active:
             if alarm.kind == kind:
                 alarm.until = record["position"]

@@ -21,7 +21,7 @@ from caster.adapt.adapter import Adapter
 from caster.adapt.adapter import Mechanism as MechanismName
 from caster.adapt.estimator import Caster
 from caster.adapt.fitting import MIN_HEAD_ACCURACY, warn_of_poor_head
-from caster.adapt.image_batches import read_batches, run, stated_preprocessing
+from caster.adapt.image_batches import read_batches, require_preprocessing, run
 from caster.adapt.image_features import extract
 from caster.adapt.prediction import (
     MAX_EXCESS_SHARE,
@@ -211,7 +211,7 @@ def _image_chunks(
     stream, order = adapter.new_stream(), _order(len(images), seed)
     reading = read_batches(
         images,
-        stated_preprocessing(adapter.model),
+        require_preprocessing(adapter.model),
         order.tolist(),
         batch_size,
         skip_unreadable=skip_unreadable,

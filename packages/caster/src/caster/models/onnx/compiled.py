@@ -23,7 +23,7 @@ from caster.io.labels import Labels
 from caster.models.batches import inputs_of
 from caster.models.onnx.model import Input, check_installed, run_session, start_session
 from caster.models.onnx.model_file import FileContent, check_model, external_files, read_model
-from caster.models.protocol import errors_of
+from caster.models.protocol import prefix_errors
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -131,7 +131,7 @@ def read_compiled(
         raise CasterError(f"{path} is not compiled: `caster compile` makes a model that adapts")
     if external_files(model):  # the digest would not cover them
         raise CasterError(f"{path} keeps weights in another file: compile it again")
-    with errors_of(str(path)):
+    with prefix_errors(str(path)):
         return model, sha256, Metadata.of({each.key: each.value for each in model.metadata_props})
 
 
@@ -162,7 +162,7 @@ class CompiledModel:
         check_installed(self.name, list(providers))
         model, self.sha256, self.metadata = read_compiled(path, content)
         self.classes = self.metadata.classes
-        with errors_of(self.name):
+        with prefix_errors(self.name):
             check_model(model)
             self._session = start_session(self.name, model, list(providers))
             self._images = self._declared_images()

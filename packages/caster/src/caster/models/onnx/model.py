@@ -35,7 +35,7 @@ from caster.models.onnx.model_file import (
     read_model,
 )
 from caster.models.preprocessing import Preprocessing
-from caster.models.protocol import SINGLE_IMAGE, Outputs, error_line, errors_of
+from caster.models.protocol import SINGLE_IMAGE, Outputs, error_line, prefix_errors
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -89,7 +89,7 @@ class OnnxModel:
         self._named_head = head
         check_installed(self.name, self._providers)
         model, sha256 = content or read_model(self._path)
-        with errors_of(self.name):
+        with prefix_errors(self.name):
             check_model(model)
             self._input = declared_input(model)
             self._head = find_head(model, head)
@@ -163,7 +163,7 @@ class OnnxModel:
         from caster.models.onnx.graph_sites import find_onnx_sites
 
         model = self._guard.read()
-        with errors_of(self.name):
+        with prefix_errors(self.name):
             return find_onnx_sites(model, self._head)
 
     @cached_property
@@ -176,7 +176,7 @@ class OnnxModel:
     def session(self, rewrite: Callable[[ModelProto, Head], ModelProto]) -> Run:
         """Start a session of the rewritten graph, as a function of output names and inputs."""
         model, weights = self._read()
-        with errors_of(self.name):
+        with prefix_errors(self.name):
             rewritten = rewrite(model, self._head)
         return partial(run_session, self.name, self._start(rewritten, weights))
 
@@ -212,7 +212,7 @@ class OnnxModel:
     def linear_head(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:  # (n, d), (n,)
         """Weight and bias of the classifier, evaluated from the constants of the graph."""
         model, weights = self._read()
-        with errors_of(self.name):
+        with prefix_errors(self.name):
             path = affine_path(model, self._head)
             names = constants_of(path)
             keep_constants(model, names)
