@@ -140,7 +140,11 @@ def mapped(site, x, scale, shift):
     rows = x.movedim(site.axis, -1)
     rows = (rows @ scale.T if scale.ndim == 2 else rows * scale) + shift
     new = rows.movedim(-1, site.axis)
-    return torch.cat([x[:, : site.added], new[:, site.added :]], 1) if site.added else new
+    return (
+        torch.cat([x[:, : site.prefix_tokens], new[:, site.prefix_tokens :]], 1)
+        if site.prefix_tokens
+        else new
+    )
 
 
 def random_maps(name, kind, seed=0):

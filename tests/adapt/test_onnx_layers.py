@@ -107,7 +107,9 @@ def test_a_transformer_agrees(tmp_path):
     onnx.save(exported(module.module, torch.zeros(2, 3, 8, 8)), tmp_path / "vit.onnx")
     batches = problem.source("vit").batches
     one, other = (caster.fit(m, batches) for m in (module, wrap(tmp_path / "vit.onnx")))
-    assert [site.added for site in other.state.layers] == [site.added for site in one.state.layers]
+    assert [site.prefix_tokens for site in other.state.layers] == [
+        site.prefix_tokens for site in one.state.layers
+    ]
     x, _ = problem.make_images(320, seed=5, shift=0.5)
     first, second = one.new_stream(), other.new_stream()
     for batch in np.split(x, 5):

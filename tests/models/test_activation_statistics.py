@@ -38,7 +38,7 @@ def activations(kind, sites):
     for site in sites:
 
         def keep(layer, inputs, output, site=site):
-            seen[site] = site.of_images(inputs[0] if site.side == "in" else output).double()
+            seen[site] = site.patch_values(inputs[0] if site.side == "in" else output).double()
 
         handles.append(model.module.get_submodule(site.module).register_forward_hook(keep))
     with torch.no_grad():

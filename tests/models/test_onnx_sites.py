@@ -107,7 +107,7 @@ def same_as_torch(model, net, batch):
     actual = values_at(model, [each.site.module for each in sites], batch)
     for each, values, (site, torch_values) in zip(sites, actual, expected, strict=True):
         assert (each.width, each.rank) == (values.shape[each.site.axis], values.ndim)
-        assert each.site.added == site.added
+        assert each.site.prefix_tokens == site.prefix_tokens
         if torch_values.ndim > 2:
             assert each.site.axis == site.axis
         values = values.reshape(torch_values.shape)  # a Swin block returns rows and columns

@@ -103,7 +103,7 @@ class Twin:
 
 
 def rows(site, values):
-    values = np.moveaxis(site.site.of_images(values).astype(np.float64), site.site.axis, -1)
+    values = np.moveaxis(site.site.patch_values(values).astype(np.float64), site.site.axis, -1)
     return values.reshape(len(values), -1, site.width)
 
 
@@ -229,7 +229,7 @@ def test_full_maps(twin):
     (values,) = values_at(twin.model, [site.site.module], batch)
     moved = np.moveaxis(values, site.site.axis, -1).astype(np.float64)
     mapped = moved.copy()
-    mapped[:, site.site.added :] = moved[:, site.site.added :] @ A.T + shift
+    mapped[:, site.site.prefix_tokens :] = moved[:, site.site.prefix_tokens :] @ A.T + shift
     changed = np.moveaxis(mapped, -1, site.site.axis).astype(np.float32)
     rest = onnx.ModelProto()
     rest.CopyFrom(twin.model)

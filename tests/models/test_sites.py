@@ -81,14 +81,14 @@ def test_added_tokens_are_not_part_of_a_site(more, added, images):
     """For any images, also constant ones and a single one."""
     net = timm.models.vision_transformer.VisionTransformer(**VIT, **more)
     sites = find_sites(wrap(net.eval()), images)
-    assert [site.added for site in sites] == [added] * 3 + [0]
+    assert [site.prefix_tokens for site in sites] == [added] * 3 + [0]
 
 
 def test_networks_without_added_tokens():
     mixer = timm.models.mlp_mixer.MlpMixer(img_size=16, patch_size=8, embed_dim=16, num_blocks=2)
-    assert {site.added for site in found(mixer)} == {0}
+    assert {site.prefix_tokens for site in found(mixer)} == {0}
     swin = timm.models.swin_transformer.SwinTransformer(**SWIN, num_classes=4)
-    assert {site.added for site in found(swin)} == {0}
+    assert {site.prefix_tokens for site in found(swin)} == {0}
 
 
 def test_a_token_added_halfway():
@@ -118,7 +118,7 @@ def test_a_token_added_halfway():
             return self.head(x[:, 0])
 
     sites = find_sites(wrap(Late()), torch.randn(2, 5, 8))
-    added = {str(site): site.added for site in sites}
+    added = {str(site): site.prefix_tokens for site in sites}
     assert added == {
         **{"early.0:in": 0, "early.0:out": 0, "early.1:out": 0},
         **{"late.0:in": 1, "late.0:out": 1, "late.1:out": 1, "head:in": 0},
@@ -139,7 +139,7 @@ def test_added_tokens_of_a_network_with_integer_input():
     pixels = torch.zeros(3, 3, 16, 16, dtype=torch.uint8)
     pixels[:, :, 8:] = torch.arange(3, dtype=torch.uint8)[:, None, None, None]
     sites = find_sites(wrap(Bytes().eval(), head="net.head"), pixels)
-    assert [site.added for site in sites] == [1, 1, 1, 0]
+    assert [site.prefix_tokens for site in sites] == [1, 1, 1, 0]
 
 
 def test_added_tokens_of_a_pooling_transformer():
@@ -147,7 +147,7 @@ def test_added_tokens_of_a_pooling_transformer():
     sites = find_sites(wrap(net), torch.zeros(2, 3, 64, 64))
     tokens = [site for site in sites if "blocks" in site.module]
     assert len(tokens) > 12
-    assert {site.added for site in tokens} == {1}
+    assert {site.prefix_tokens for site in tokens} == {1}
 
 
 def test_images_are_not_a_site_in_any_memory_format():

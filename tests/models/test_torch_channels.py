@@ -303,7 +303,7 @@ def test_a_full_map_in_other_units_is_that_of_the_scaled_values():
 
 MAPPED = {  # memory layouts of sixteen channels: where they come from, and their site
     "tokens": ((3, 5, 16), Site("0", "out", -1)),
-    "added tokens": ((3, 5, 16), Site("0", "out", -1, added=2)),
+    "added tokens": ((3, 5, 16), Site("0", "out", -1, prefix_tokens=2)),
     "channels last": ((3, 4, 5, 16), Site("0", "out", 1)),
     "rows": ((7, 16), Site("0", "in", -1)),
 }
@@ -322,7 +322,7 @@ def map_problem(layout, dtype=torch.float32):
     scale, shift = rng.normal(size=(2, values.shape[site.axis])).astype(np.float32)
     x = np.moveaxis(values.double().numpy(), site.axis, -1)
     expected = np.moveaxis(x * scale + shift, -1, site.axis).copy()
-    expected[:, : site.added] = values.double().numpy()[:, : site.added]
+    expected[:, : site.prefix_tokens] = values.double().numpy()[:, : site.prefix_tokens]
     return values, torch.from_numpy(scale), torch.from_numpy(shift), site, expected
 
 

@@ -34,7 +34,7 @@ def test_layers_come_back_exactly(tmp_path):
     loaded = states.load(tmp_path / "s.caster")
     expected = adapter.state.layers
     assert list(loaded.layers) == list(expected)
-    assert Site("blocks.0", "in", -1, added=1) in expected
+    assert Site("blocks.0", "in", -1, prefix_tokens=1) in expected
     for site, found in expected.items():
         assert loaded.layers[site].count == found.count == 200
         np.testing.assert_array_equal(loaded.layers[site].mean, found.mean)
@@ -205,7 +205,7 @@ def test_a_file_without_layers_is_unchanged(tmp_path):
 
 def test_a_state_that_predates_excluded_tokens_is_unchanged(tmp_path):
     state = fitted().state
-    moved = {replace(site, added=0): found for site, found in state.layers.items()}
+    moved = {replace(site, prefix_tokens=0): found for site, found in state.layers.items()}
     before = replace(state, layers=moved)
     states.save(before, tmp_path / "s.caster")
     _, metadata = contents(tmp_path / "s.caster")

@@ -320,7 +320,7 @@ class Alignment:
         position = self._position[site]
         if site in self.unaligned or (how.depth is not None and position >= how.depth):
             return None
-        own = site.of_images(values)
+        own = site.patch_values(values)
         if own is not values:
             own = own.contiguous()  # so that a GPU reads its channels side by side
         batch = aligned.measure(on_grid(site, own), self._samples, how.depth is None)
@@ -346,7 +346,7 @@ class Alignment:
             result = aligned.apply(layer, own, target, reference)
         if result is None or own is values:
             return result
-        return torch.cat((values[:, : site.added], result), dim=1)
+        return torch.cat((values[:, : site.prefix_tokens], result), dim=1)
 
     def _judge(self, site: Site, values: Tensor, source: ChannelMoments) -> Tensor:  # (n,)
         """Mask of plausible samples, by their values at the first site."""
@@ -688,7 +688,7 @@ def first_limits(
 
     def stop(site: Site, layer: nn.Module, values: Tensor) -> None:
         source = sources[site]
-        seen = energies(site.of_images(values), site.axis, len(images), source.mean)
+        seen = energies(site.patch_values(values), site.axis, len(images), source.mean)
         if seen is not None:
             found[site] = sharp_limits(seen, source)
         raise _StopPass

@@ -227,8 +227,12 @@ class SiteMap:
         scale, shift = self._hook
         site = self._site
         if scale.ndim == 2:
-            mapped = mapped_full(site.of_images(values), scale, shift, site.axis)
-            return torch.cat((values[:, : site.added], mapped), 1) if site.added else mapped
+            mapped = mapped_full(site.patch_values(values), scale, shift, site.axis)
+            return (
+                torch.cat((values[:, : site.prefix_tokens], mapped), 1)
+                if site.prefix_tokens
+                else mapped
+            )
         # Never in place on a weight, the batch, or a view of either.
         in_place = self.in_place and values.is_inference()
         mapped = values if in_place else torch.empty_like(values)

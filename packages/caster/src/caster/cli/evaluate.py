@@ -20,8 +20,8 @@ from caster.cli.options import (
     limit_option,
     limits_of,
     load_adapter,
-    of_samples,
     opened,
+    sample_option,
     say_skipped,
     with_model,
 )
@@ -71,7 +71,7 @@ def evaluate(
     larger: MaxOption = None,
     known_classes_only: Annotated[
         bool,
-        of_samples(
+        sample_option(
             "Skip samples of classes that the state lacks, and report how many.",
             "--known-classes-only",
         ),

@@ -18,9 +18,9 @@ from caster.cli.options import (
     SkipUnreadable,
     Workers,
     features_path,
+    image_option,
     limit_option,
     limits_of,
-    of_images,
     opened,
     ray_pool,
     say_skipped,
@@ -57,7 +57,7 @@ def fit(
     ] = None,
     classes: Annotated[
         Path | None,
-        of_images(
+        image_option(
             "Text file with the model's classes, one per line in the order of its outputs; needed "
             "if they are not exactly the data's classes in sorted order.",
             metavar="TXT",
@@ -65,13 +65,13 @@ def fit(
     ] = None,
     no_head: Annotated[
         bool,
-        of_images(
+        image_option(
             "Use the model's features only: its outputs are not the data's classes.", "--no-head"
         ),
     ] = False,
     layers: Annotated[
         bool | None,
-        of_images(
+        image_option(
             "Measure the model's layers, so that they can be aligned. [default: if the model "
             "exposes them]",
             "--layers/--no-layers",
@@ -79,7 +79,9 @@ def fit(
     ] = None,
     images_at_once: Annotated[
         int | None,
-        of_images(f"Images per forward pass. [default: {IMAGES_AT_ONCE}]", "--batch-size", min=1),
+        image_option(
+            f"Images per forward pass. [default: {IMAGES_AT_ONCE}]", "--batch-size", min=1
+        ),
     ] = None,
     skip_unreadable: SkipUnreadable = False,
     data_root: DataRoot = None,

@@ -40,23 +40,23 @@ def panel(name: str) -> Callable[..., Any]:
     return option
 
 
-of_model, of_images, of_samples, of_cluster = map(
+model_option, image_option, sample_option, cluster_option = map(
     panel, ("Model", "Images", "Samples", "Ray cluster")
 )
 SkipUnreadable = Annotated[
     bool,
-    of_images(
+    image_option(
         "Skip images that cannot be decoded, instead of stopping at the first one.",
         "--skip-unreadable",
     ),
 ]
 DataRoot = Annotated[
     Path | None,
-    of_images("Folder with published datasets, instead of $CASTER_DATA.", metavar="FOLDER"),
+    image_option("Folder with published datasets, instead of $CASTER_DATA.", metavar="FOLDER"),
 ]
 CacheFolder = Annotated[
     Path | None,
-    of_images(
+    image_option(
         "Folder for cached features, instead of caster in the user's cache folder.",
         "--cache",
         metavar="FOLDER",
@@ -73,11 +73,11 @@ MaxOption = Annotated[
 ]
 BatchSize = Annotated[int, typer.Option(min=1, help="Samples per batch.")]
 OtherModel = Annotated[
-    bool, of_model("Accept a state that was fitted with another model.", "--allow-other-model")
+    bool, model_option("Accept a state that was fitted with another model.", "--allow-other-model")
 ]
 OtherPreprocessing = Annotated[
     bool,
-    of_model(
+    model_option(
         "Accept a state that was fitted with other preprocessing.", "--allow-other-preprocessing"
     ),
 ]
@@ -114,7 +114,7 @@ MechanismOption = Annotated[
 ]
 RayOption = Annotated[
     str | None,
-    of_cluster(
+    cluster_option(
         "HOST:PORT of a Ray cluster, or `local` to start Ray on this machine. All nodes must see "
         "the files at the same paths.",
         "--ray",
@@ -123,7 +123,7 @@ RayOption = Annotated[
 ]
 Workers = Annotated[
     int | None,
-    of_cluster(
+    cluster_option(
         "Maximum number of workers, each with a copy of the model; if there are more than GPUs, "
         "they share them. [default: one per GPU, or per core]",
         min=1,
@@ -131,20 +131,20 @@ Workers = Annotated[
 ]
 PreprocessingOption = Annotated[
     str | None,
-    of_model(
+    model_option(
         "TOML file with the preprocessing, or `in-graph`; timm and most hf models bring their own.",
         metavar="TOML",
     ),
 ]
 HeadOption = Annotated[
     str | None,
-    of_model("Name of the classifier layer, if it is not found automatically.", metavar="NAME"),
+    model_option("Name of the classifier layer, if it is not found automatically.", metavar="NAME"),
 ]
 
 
 def limit_option(which: str) -> Any:
     """Make the option --limit; `which` says how the samples are chosen."""
-    return of_samples(f"Use only N samples: {which}.", "--limit", metavar="N", min=1)
+    return sample_option(f"Use only N samples: {which}.", "--limit", metavar="N", min=1)
 
 
 def limits_of(given: list[str] | None) -> Limits:
@@ -241,23 +241,25 @@ def load_adapter(
 class ModelOptions:
     """The model of a command, and how it runs."""
 
-    model: Annotated[str | None, of_model(f"Model for images: {MODELS}.", metavar="M")] = None
+    model: Annotated[str | None, model_option(f"Model for images: {MODELS}.", metavar="M")] = None
     preprocessing: PreprocessingOption = None
     checkpoint: Annotated[
         Path | None,
-        of_model("Weights of timm:NAME or FILE.py:FACTORY (.safetensors).", metavar="FILE"),
+        model_option("Weights of timm:NAME or FILE.py:FACTORY (.safetensors).", metavar="FILE"),
     ] = None
     head: HeadOption = None
     provider: Annotated[
         list[str] | None,
-        of_model("ONNX Runtime execution provider; repeat in order of preference.", metavar="NAME"),
+        model_option(
+            "ONNX Runtime execution provider; repeat in order of preference.", metavar="NAME"
+        ),
     ] = None
     device: Annotated[
-        str | None, of_model("torch device: cpu, cuda, cuda:1, ...", metavar="NAME")
+        str | None, model_option("torch device: cpu, cuda, cuda:1, ...", metavar="NAME")
     ] = None
-    bf16: Annotated[bool, of_model("Run a torch model in bfloat16 autocast.", "--bf16")] = False
+    bf16: Annotated[bool, model_option("Run a torch model in bfloat16 autocast.", "--bf16")] = False
     channels_last: Annotated[
-        bool, of_model("Run a torch model in channels-last memory format.", "--channels-last")
+        bool, model_option("Run a torch model in channels-last memory format.", "--channels-last")
     ] = False
 
 

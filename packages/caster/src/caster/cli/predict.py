@@ -21,10 +21,10 @@ from caster.cli.options import (
     SkipUnreadable,
     Workers,
     features_path,
+    image_option,
     limit_option,
     limits_of,
     load_adapter,
-    of_images,
     opened,
     panel,
     ray_pool,
@@ -59,7 +59,7 @@ class StreamOptions:
     ] = True
     shuffle: Annotated[
         int | None,
-        of_images(
+        image_option(
             "Shuffle the images with this seed, for feature transport.", metavar="SEED", min=0
         ),
     ] = None

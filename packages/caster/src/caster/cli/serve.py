@@ -16,7 +16,7 @@ from caster.cli.options import (
     AdapterOptions,
     Every,
     RayOption,
-    of_cluster,
+    cluster_option,
     on_cluster,
     panel,
     with_model,
@@ -127,7 +127,7 @@ def serve(
     ray: RayOption = None,
     replicas: Annotated[
         int | None,
-        of_cluster(
+        cluster_option(
             "Number of processes that share the streams, each with a copy of the model. "
             "[default: 2]",
             min=1,

@@ -42,16 +42,17 @@ class Site:
     module: str  # name within the network
     side: Side
     axis: int  # channel axis: 1 or -1
-    added: int = 0  # leading tokens that are not image patches, such as a class token
+    prefix_tokens: int = 0  # leading tokens that are not image patches, such as a class token
 
-    def of_images(self, values: Array) -> Array:  # (n, ...) -> (n, ...)
+    def patch_values(self, values: Array) -> Array:  # (n, ...) -> (n, ...)
         """Select the values to transport: those of image patches.
 
         >>> import numpy as np
-        >>> Site("blocks.3", "out", axis=-1, added=1).of_images(np.zeros((8, 65, 768))).shape
+        >>> site = Site("blocks.3", "out", axis=-1, prefix_tokens=1)
+        >>> site.patch_values(np.zeros((8, 65, 768))).shape
         (8, 64, 768)
         """
-        return values[:, self.added :] if self.added else values
+        return values[:, self.prefix_tokens :] if self.prefix_tokens else values
 
     def on_grid(self, values: Array) -> Array:  # (n, ...) -> (n, ...)
         """Select the values to measure, on a regular grid of about `POSITIONS` positions.

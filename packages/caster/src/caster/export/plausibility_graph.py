@@ -86,7 +86,7 @@ class PlausibilityGraph:
         if self.site.site.axis == 1:
             step = x.reshape(0, width, -1) - xp.constant(mean[:, None])
             return (step * step).mean(2)
-        step = x[:, self.site.site.added :].reshape(0, -1, width) - xp.constant(mean)
+        step = x[:, self.site.site.prefix_tokens :].reshape(0, -1, width) - xp.constant(mean)
         return (step * step).mean(1)
 
     def _measured(self, images: NDArray[np.float32]) -> NDArray[Any]:  # (n, c)

@@ -42,7 +42,7 @@ def site_table(layers: Layers) -> str:
     return json.dumps(
         [
             [site.module, site.side, site.axis, len(moments.mean), moments.count]
-            + ([site.added] if site.added else [])
+            + ([site.prefix_tokens] if site.prefix_tokens else [])
             + ([] if moments.covariance is None else [FULL])
             + ([] if moments.classes is None else [CLASSES])
             for site, moments in layers.items()
@@ -113,7 +113,8 @@ class SiteRow:
 def _is_site(site: Site) -> bool:
     known = isinstance(site.module, str) and site.side in ("in", "out")
     known = known and type(site.axis) is int and site.axis in (1, -1)
-    tokens = type(site.added) is int and (site.added == 0 or (site.added > 0 and site.axis == -1))
+    count = site.prefix_tokens
+    tokens = type(count) is int and (count == 0 or (count > 0 and site.axis == -1))
     return known and tokens
 
 

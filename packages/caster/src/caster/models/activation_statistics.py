@@ -89,7 +89,7 @@ class ActivationStatistics(SiteSums):
         return twin
 
     def _record(self, site: Site, layer: nn.Module, activations: Tensor) -> None:
-        values = on_grid(site, site.of_images(activations))
+        values = on_grid(site, site.patch_values(activations))
         full = supports_full_map(values, site.axis) and site not in self._grouped
         found = (measure_full if full else measure)(values, site.axis, self._samples)
         samples = None

@@ -242,7 +242,7 @@ def _without_added_tokens(
         values = None if call is None else call.input if site.side == "in" else call.output
         if values is not None and values.ndim == 3 and site.axis == -1 and len(values) == 2:
             added = max(added, _equal_leading_tokens(values))
-            site = replace(site, added=added)
+            site = replace(site, prefix_tokens=added)
         counted.append(site)
     return counted
 

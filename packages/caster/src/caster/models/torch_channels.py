@@ -240,12 +240,12 @@ def map_channels(
     scale, shift = scale.view(shape), shift.view(shape)
     # addcmul writes half-precision output directly, without a float32 copy.
     if out is values:
-        own = site.of_images(values)
+        own = site.patch_values(values)
         torch.addcmul(shift, own, scale, out=own)
         return
     torch.addcmul(shift, values, scale, out=out)
-    if site.added:
-        out[:, : site.added] = values[:, : site.added]
+    if site.prefix_tokens:
+        out[:, : site.prefix_tokens] = values[:, : site.prefix_tokens]
 
 
 def _mapped_by_kernel(
@@ -264,7 +264,14 @@ def _mapped_by_kernel(
         from caster.models.triton_kernels import map_rows
 
         with torch.cuda.device_of(values):  # type: ignore[no-untyped-call]
-            map_rows(values, scale, shift, values.shape[1] if site.added else 1, site.added, out)
+            map_rows(
+                values,
+                scale,
+                shift,
+                values.shape[1] if site.prefix_tokens else 1,
+                site.prefix_tokens,
+                out,
+            )
     except Exception as error:  # the Triton compiler may raise anything
         _without_kernel.add(values.device)
         level = logging.INFO if isinstance(error, ImportError) else logging.WARNING

@@ -198,8 +198,10 @@ class ImageValues:
         self._build, self._site, self._values = build, site, values
         self._first = site.site.axis == 1
         x = build.as_float(values)
-        if site.site.added:
-            x = build.op("Slice", x, build.ints(site.site.added), build.ints(LAST), build.ints(1))
+        if site.site.prefix_tokens:
+            x = build.op(
+                "Slice", x, build.ints(site.site.prefix_tokens), build.ints(LAST), build.ints(1)
+            )
         self._x = x
         self._inner = tuple(range(2, site.rank)) if self._first else tuple(range(1, site.rank - 1))
 
@@ -211,8 +213,10 @@ class ImageValues:
             return self._x
         known = build.shape_at(self._site.site.module)
         sizes = [None if known is None else known[axis] for axis in axes]
-        if self._site.site.added:
-            sizes = [None if size is None else size - self._site.site.added for size in sizes]
+        if self._site.site.prefix_tokens:
+            sizes = [
+                None if size is None else size - self._site.site.prefix_tokens for size in sizes
+            ]
         if None in sizes:
             return self._on_open_grid()
         steps = [each.step for each in measured_grid([int(size or 0) for size in sizes])]
@@ -300,7 +304,7 @@ class ImageValues:
 
     def mapped(self, scale: ir.Value, shift: ir.Value) -> ir.Value:
         """Map x to scale x + shift."""
-        return self._among_added(self._diagonal(self._build.op, scale, shift))
+        return self._with_prefix_tokens(self._diagonal(self._build.op, scale, shift))
 
     def mapped_in_cache(self, scale: ir.Value, shift: ir.Value) -> ir.Value:
         """Map x to scale x + shift by two nodes: faster than one if few values stay in caches."""
@@ -308,7 +312,7 @@ class ImageValues:
         if self._first:
             columns = self._build.ints(-1, *(1 for _ in self._inner))
             scale, shift = op("Reshape", scale, columns), op("Reshape", shift, columns)
-        return self._among_added(op("Add", op("Mul", self._x, scale), shift))
+        return self._with_prefix_tokens(op("Add", op("Mul", self._x, scale), shift))
 
     def mapped_full(
         self, full: ir.Value, A: ir.Value, scale: ir.Value, shift: ir.Value
@@ -316,11 +320,11 @@ class ImageValues:
         """Map x to A x + shift where `full`, else to scale x + shift."""
         product = partial(self._product, A=A, shift=shift)
         diagonal = partial(self._diagonal, scale=scale, shift=shift)
-        return self._among_added(self._build.choose(full, product, diagonal))
+        return self._with_prefix_tokens(self._build.choose(full, product, diagonal))
 
     def multiplied(self, A: ir.Value, shift: ir.Value) -> ir.Value:
         """Map x to A x + shift."""
-        return self._among_added(self._product(self._build.op, A, shift))
+        return self._with_prefix_tokens(self._product(self._build.op, A, shift))
 
     def _product(self, op: Op, A: ir.Value, shift: ir.Value) -> ir.Value:
         if self._first and self._inner:  # one pass
@@ -338,12 +342,12 @@ class ImageValues:
             return op("Conv", self._x, weight, shift, group=c, pads=[0] * 2 * len(ones), **sizes)
         return op("Add", op("Mul", self._x, scale), shift)
 
-    def _among_added(self, aligned: ir.Value) -> ir.Value:
+    def _with_prefix_tokens(self, aligned: ir.Value) -> ir.Value:
         """All values, with the aligned ones in place, in the dtype of the network."""
         op, ints, values = self._build.op, self._build.ints, self._values
         if self._x is not values and values.dtype is not None:
             aligned = op("CastLike", aligned, values)
-        if self._site.site.added:
-            front = op("Slice", values, ints(0), ints(self._site.site.added), ints(1))
+        if self._site.site.prefix_tokens:
+            front = op("Slice", values, ints(0), ints(self._site.site.prefix_tokens), ints(1))
             aligned = op("Concat", front, aligned, axis=1)
         return aligned

@@ -49,7 +49,7 @@ def _mapped(
 ) -> ir.Value:
     """Map the activations of a site with separate nodes."""
     op, first, x = build.op, site.site.axis == 1, build.as_float(values)
-    wide, added = x is not values, site.site.added
+    wide, added = x is not values, site.site.prefix_tokens
     if added:
         x = op("Slice", x, build.ints(added), build.ints(LAST), build.ints(1))
     ones = [1] * (site.rank - 2 if first else 0)
