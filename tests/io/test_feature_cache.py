@@ -503,7 +503,7 @@ def test_features_that_are_not_finite_name_their_image(tmp_path, broken):
 
 
 def test_a_model_without_a_version_is_not_cached(tmp_path):
-    with pytest.raises(CasterError, match="states no version"):
+    with pytest.raises(CasterError, match="has no version"):
         run(tmp_path, FakeImages(6), model=model(version=None))
 
 

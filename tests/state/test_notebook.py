@@ -53,7 +53,7 @@ def test_a_state_shows_its_source_and_what_it_is_bound_to():
 def test_a_resting_stream_shows_that_nothing_was_measured():
     rows = rows_of(Verdict(True, "rest", math.nan)._repr_html_())
     assert rows == {
-        "verdict": "accepted: not compared, the last verdict stands",
+        "verdict": "accepted: not compared, the last verdict still applies",
         "ratio": "not measured",
     }
 

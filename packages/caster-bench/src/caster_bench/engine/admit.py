@@ -45,7 +45,7 @@ def checkpoint_digest(context: RunContext, backbone: Backbone) -> str | None:
     path = checkpoint_path(context, backbone)
     if not path.is_file():
         raise CheckpointRejected(
-            f"there is no checkpoint {backbone.checkpoint}: train it, or mend its path"
+            f"there is no checkpoint {backbone.checkpoint}: train it, or fix its path"
         )
     sha256 = file_digest(path)
     if backbone.sha256 not in (None, sha256):

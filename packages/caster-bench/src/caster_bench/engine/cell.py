@@ -263,7 +263,7 @@ class PeakMemory:
 
     @staticmethod
     def _reset_resident() -> bool:
-        """Return free memory and reset the peak of the resident; False if the system cannot."""
+        """Return freed memory and reset the peak resident set size; False if the system cannot."""
         try:
             trim = ctypes.CDLL(None).malloc_trim  # of glibc
             trim(0)

@@ -22,9 +22,9 @@ class Coral(FeatureMethod):
     """Whiten a batch's features, colour them with the source's covariance, and classify.
 
     Sun, Feng and Saenko, "Return of Frustratingly Easy Domain Adaptation", AAAI 2016, in the other
-    direction: they map the source to the target and train
-    a classifier on it; here the classifier is frozen, so the target is mapped to the source.
-    h becomes m_s + (h - m_t) (C_t + r I)^(-1/2) (C_s + r I)^(1/2), with full d x d covariances.
+    direction: they map the source to the target and train a classifier on it; here the classifier
+    is frozen, so the target is mapped to the source. h becomes
+    m_s + (h - m_t) (C_t + r I)^(-1/2) (C_s + r I)^(1/2), with full d x d covariances.
 
     r is `ridge` times the source's mean variance. 1.0 corresponds to the paper's identity matrix,
     added to covariances of standardised features, at any scale of the features. It also keeps a

@@ -1,7 +1,7 @@
 """Verify records against their sweep: an empty list, or everything missing or wrong.
 
-Digests and batch statistics are recomputed; cells are compared with the
-sweep, their sources and one another.
+Digests and batch statistics are recomputed; cells are compared with the sweep, their sources and
+one another.
 """
 
 from __future__ import annotations

@@ -146,7 +146,7 @@ def activation_statistics_for(model: FrozenModel, past: Layers | None = None) ->
 def _key(model: FrozenModel, images: Images) -> str:
     preprocessing = require_preprocessing(model)
     if model.sha256 is None:
-        raise CasterError(f"{model.name} states no version: its features cannot be cached")
+        raise CasterError(f"{model.name} has no version: its features cannot be cached")
     # In bfloat16, the same weights give other features.
     precision = " bf16" if getattr(model, "bf16", False) else ""
     return entry_key(model.sha256 + precision, preprocessing.sha256, images.sha256)

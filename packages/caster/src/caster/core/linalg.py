@@ -68,7 +68,7 @@ def symmetric_roots(matrix: Array, lam: float) -> tuple[Array, Array]:  # (k, k)
     return (V * scales) @ V.T, (V / scales) @ V.T
 
 
-def newton_schulz_roots(matrix: Array) -> tuple[Array, Array]:  # (..., k, k) -> twice as much
+def newton_schulz_roots(matrix: Array) -> tuple[Array, Array]:  # (..., k, k) -> two of these
     """Root of a positive definite matrix and its inverse, by products alone, in float64, batched.
 
     An eigendecomposition on a GPU blocks the host; products do not. Each step maps the root's

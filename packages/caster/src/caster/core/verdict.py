@@ -38,7 +38,7 @@ REASONS: dict[Reason, str] = {  # from the certificate and safeguards of last-la
 }
 OTHER_REASONS: dict[Reason, str] = {  # from streams and aligned layers
     "implausible": "no sample of the batch could be an image",
-    "rest": "not compared, the last verdict stands",
+    "rest": "not compared, the last verdict still applies",
     "feedback": "labels of the stream decided",
 }
 UNTRANSPORTED: frozenset[Reason] = frozenset({"batch_too_small", "numerical"})
@@ -50,7 +50,7 @@ DECIDED: frozenset[Reason] = frozenset(  # reasons that `decide` returns, except
 UNGATED = "ungated"  # the method has no gate
 INERT = "inert"  # the model has nothing that the method can adapt
 FROZEN = "frozen"  # the method is the frozen model
-RESTING = "rest"  # the last verdict stands, without a comparison
+RESTING = "rest"  # not compared: the last verdict still applies
 IMPLAUSIBLE = "implausible"  # no sample of the batch looks like an image
 DISAGREEMENT = "disagreement"  # head and Source-GDA disagree on too many samples
 

@@ -26,7 +26,7 @@ HELP: dict[str, tuple[Literal["counter", "gauge"], str]] = {
     "acceptance_ratio": ("gauge", "Share of the last batches that were accepted."),
     "certificate_ratio": ("gauge", "Last certificate that was measured."),
     "drift_distance": ("gauge", "Wasserstein distance of the last window from the source."),
-    "drift_p_value": ("gauge", "P-value of the last window being like the source."),
+    "drift_p_value": ("gauge", "P-value of the last window if it were like the source."),
     "drift_psi": ("gauge", "Population stability index of predicted classes."),
     "estimated_accuracy": ("gauge", "Estimated accuracy of the last samples, without labels."),
     "estimated_accuracy_low": ("gauge", "Lower end of the interval of both estimates."),

@@ -31,7 +31,7 @@ ALARMS = {  # meaning, and what to do
         "Check the camera and the preprocessing; label some samples to see whether answers suffer.",
     ),
     "classes": (
-        "Other classes come than in the source; the images themselves look as before.",
+        "The class mix differs from the source; the images themselves look the same.",
         "Expected? Then do nothing: feature transport rejects such batches by itself.",
     ),
     "risk": (

@@ -16,7 +16,7 @@ LAYER_REASONS: dict[Reason, str] = {
     "ratio": "the certificate is above tau",
     "numerical": "aligned logits are not finite",
     "implausible": "no sample of the batch could be an image",
-    "rest": "not compared: the last verdict stands",
+    "rest": "not compared: the last verdict still applies",
 }
 LAYER_CONSTANTS = {
     "prior": "weight of the source's moments, in samples",

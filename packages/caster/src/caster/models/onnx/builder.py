@@ -41,7 +41,7 @@ class GraphBuilder:
         self.values = dict(self.graph.initializers)
         self.values |= {v.name: v for v in self.graph.inputs}
         self.values |= {v.name: v for node in self.graph for v in node.outputs}
-        for value in (*known.value_info, *known.output):  # types only: shapes stay unsaid
+        for value in (*known.value_info, *known.output):  # types only: shapes stay undeclared
             if value.name in self.values:
                 kind = ir.DataType(value.type.tensor_type.elem_type)
                 self.values[value.name].type = ir.TensorType(kind)
@@ -60,7 +60,7 @@ class GraphBuilder:
         return value
 
     def copy(self, images: ir.Value, prefix: str) -> dict[str, ir.Value]:
-        """Copy all nodes that depend on the images, for others; the copies by their old names."""
+        """Copy all nodes that depend on the images, for other images; copies by original name."""
         import onnx_ir as ir
 
         clone = self._original.clone()
@@ -99,7 +99,7 @@ class GraphBuilder:
         return ["caster.rows", *(n or f"caster.{tensor}.{axis}" for axis, n in sizes)]
 
     def shape_at(self, tensor: str) -> list[int | None] | None:
-        """The shape of a tensor, None for open sizes; None if nothing is known of it."""
+        """The shape of a tensor, with None for open sizes; None if it is unknown."""
         return self._shapes.get(tensor)
 
     def input(self, name: str, dtype: ir.DataType, shape: list[int]) -> ir.Value:
@@ -307,7 +307,7 @@ class ImageValues:
         return self._with_prefix_tokens(self._diagonal(self._build.op, scale, shift))
 
     def mapped_in_cache(self, scale: ir.Value, shift: ir.Value) -> ir.Value:
-        """Map x to scale x + shift by two nodes: faster than one if few values stay in caches."""
+        """Map x to scale x + shift by two nodes: faster than one if the values fit in caches."""
         op = self._build.op
         if self._first:
             columns = self._build.ints(-1, *(1 for _ in self._inner))

@@ -1,11 +1,11 @@
-"""Copies of a network in a graph whose maps are inputs, and which measures nothing.
+"""Copies of a network for resting streams: maps are graph inputs, and nothing is measured.
 
-Maps that are inputs keep ONNX Runtime from its layout for constant weights (NCHWc), and values that
-a map of their own changes must leave that layout and return to it. So a map is part of the weights
-where a convolution loses least by that: the first one, and small 1x1 ones. The images are taken in
-small pieces, whose values stay in the caches. Every piece has a copy of the nodes, which cost
-little: a loop would be a graph of its own, where the weights of the graph around it are no
-constants.
+Weights that depend on a graph input keep ONNX Runtime from its fast layout for constant ones
+(NCHWc), and a map that is applied to activations makes them leave that layout and return to it. So
+a map is folded into the weights only where that costs the convolution least: the first one, and
+small 1x1 ones. Images are processed in small pieces, whose activations stay in the caches. Every
+piece has its own copy of the nodes, which cost little; in a loop, a graph of its own, the weights
+would no longer be constants.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Pieces:
     """How a batch is cut."""
 
     copies: int = 1
-    rows: int = 0  # of each but the last, which takes all that are left
+    rows: int = 0  # per piece; the last one takes the remainder
     fixed: Mapping[str, NDArray[Any]] = field(default_factory=dict)  # see `layers.fixed_sizes`
 
 
