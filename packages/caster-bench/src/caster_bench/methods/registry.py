@@ -29,7 +29,7 @@ Need = Literal[
     "source images",
 ]
 Settings = Mapping[str, Any]
-EXTRAS = {"torch": "'caster-bench[methods]'"}
+EXTRAS = dict.fromkeys(("torch", "cma"), "'caster-bench[methods]'")
 GROUP = "caster_bench.methods"  # entry points of other packages
 
 
