@@ -178,12 +178,12 @@ class Without(OutputMonitor):
         super().__init__()
         self.part = part
 
-    def _is_usual(self, n, total, repeats, distance):
+    def _is_unchanged(self, n, total, repeats, distance):
         if self.part == "confidence":
             total = n * self._confidence.mean
         repeats = 0.0 if self.part == "repeats" else repeats
         distance = 0.0 if self.part == "distance" else distance
-        return super()._is_usual(n, total, repeats, distance)
+        return super()._is_unchanged(n, total, repeats, distance)
 
 
 @pytest.mark.parametrize(

@@ -392,7 +392,7 @@ def test_a_change_ends_the_rest_at_once(change):
 
 
 def test_without_the_monitor_changes_would_go_unnoticed(monkeypatch):
-    monkeypatch.setattr(OutputMonitor, "_is_usual", lambda *args: True)
+    monkeypatch.setattr(OutputMonitor, "_is_unchanged", lambda *args: True)
     for change in CHANGES.values():
         stream = before_change()
         _, resting = answered(stream, batches_of(change())[CHANGE:])

@@ -103,9 +103,9 @@ class OutputMonitor:
         if numbers is None or block[0] is not features:
             numbers = self.numbers(*block)
         fetched, n = _fetched(numbers), len(block[0])
-        return lambda: self._is_usual(n, *fetched().tolist())
+        return lambda: self._is_unchanged(n, *fetched().tolist())
 
-    def _is_usual(self, n: int, total: float, repeats: float, distance: float) -> bool:
+    def _is_unchanged(self, n: int, total: float, repeats: float, distance: float) -> bool:
         assert self._confidence is not None
         assert self._features is not None
         if has_fallen(ConfidenceStats(float(n), total, 0.0), self._confidence, ERRORS):

@@ -142,10 +142,8 @@ def predict_file(
     check_batch_size(batch_size)
     check_table(output, spreadsheet_safe, state, target)
     loaded = states.load(state, key)
-    clf, columns = (
-        feature_classifier(loaded, mechanism, tau, safeguards),
-        heads.Columns(loaded.head),
-    )
+    clf = feature_classifier(loaded, mechanism, tau, safeguards)
+    columns = heads.Columns(loaded.head)
     file = open_features(target, "features", limits=limits)
     file = some_features(file, first(file.rows, limit))
     names = ("features", "logits") if "logits" in file.names else ("features",)

@@ -496,7 +496,7 @@ class _Step:
         change = self._change(found.moments, batch.samples)
         events: dict[Event, GraphArray] = {
             "more": more,
-            "usual": self._is_usual(found, now[Phase.REST] & ~more),
+            "usual": self._is_unchanged(found, now[Phase.REST] & ~more),
             "implausible": batch.none,
             "settled": self._is_settled(batch),
             "not finite": ~finite,
@@ -545,7 +545,7 @@ class _Step:
         mixture, *parts = xp.choose(stands, lambda: earlier, lambda: new)
         return LabelGraph.of(self._pi_s, parts), mixture, stands
 
-    def _is_usual(self, found: Carry, rested: GraphArray) -> GraphArray:  # ()
+    def _is_unchanged(self, found: Carry, rested: GraphArray) -> GraphArray:  # ()
         """Whether the outputs look unchanged, if all of the batch has `rested`."""
         return xp.choose_one(
             rested,
