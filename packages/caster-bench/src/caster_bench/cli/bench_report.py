@@ -183,12 +183,12 @@ def leaderboard(
     from caster_bench.studies.results import load_recorded
     from caster_bench.sweeps import read
 
-    folder.mkdir(parents=True, exist_ok=True)  # before records are verified, which takes minutes
     recorded = []
     read_sweeps = [read(file) for file in sweeps]
     if not any((records / sweep.name).is_dir() for sweep in read_sweeps):
         names = ", ".join(sweep.name for sweep in read_sweeps)
         raise CasterError(f"{records} has no folder of packed records named {names}")
+    folder.mkdir(parents=True, exist_ok=True)  # before records are verified, which takes minutes
     for sweep in read_sweeps:
         pack = Pack(records / sweep.name)
         with progress_bar() as progress:
