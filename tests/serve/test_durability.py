@@ -232,6 +232,10 @@ def test_clear_rejections(files, tmp_path, monkeypatch):
     assert "certificate and its key" in refused(files, "--tls-cert", short)
     said = refused(files, "--tls-cert", short, "--tls-key", short)
     assert re.search(r"in PEM format(: [A-Z_]+)?$", said)
+    assert "it is a file, not a folder" in refused(files, "--logs", short)
+    assert "is a file, not a folder" in refused(files, "--folder", short)
+    same = refused(files, "--http-port", 8431, "--grpc-port", 8431)
+    assert same == "REST and gRPC cannot share port 8431: choose another with --grpc-port"
     folder = tmp_path / "streams"
     folder.mkdir()
     (folder / "source").write_text("0" * 64)

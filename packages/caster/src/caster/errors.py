@@ -105,5 +105,7 @@ def machine_message(error: MemoryError | RecursionError | OSError) -> str:
         return f"out of memory{detail}: give less data at a time, or use a larger machine"
     if isinstance(error, RecursionError):
         return "an input is nested too deeply to be read"
+    if isinstance(error, FileExistsError | NotADirectoryError) and error.filename:
+        return f"{error.filename} is a file, not a folder"
     name = f" {error.filename}" if error.filename else ""
     return f"cannot read or write{name}: {error.strerror or error}"

@@ -189,6 +189,8 @@ def prepare(folder: AnyPath) -> None:
     """Create a folder for logs, if there is none."""
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise CasterError(f"cannot log to {folder}: it is a file, not a folder") from None
     except OSError as error:
         raise CasterError(f"cannot log to {folder}: {error.strerror}") from None
 

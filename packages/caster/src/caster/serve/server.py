@@ -89,6 +89,12 @@ def serve(
     routes behind the same token. `started` is called with the addresses of REST and gRPC. With
     `replicas`, other processes answer batches and call `on_answer` (docs/clusters.md).
     """
+    if options.http_port == options.grpc_port != 0:
+        raise CasterError(
+            f"REST and gRPC cannot share port {options.grpc_port}: choose another with "
+            "{argument}",
+            argument="grpc_port",
+        )
     check_token = _token_check(options.token_file)
     tls = _tls_files(options.tls_cert, options.tls_key)
     if options.host not in LOCAL and (options.token_file is None or tls is None):
