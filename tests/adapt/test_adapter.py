@@ -431,7 +431,7 @@ def test_versions_of_functions(tmp_path, net):
     for version in ("1", None):
         caster.fit(wrap(function, version=version), loader(), layers=False).save(tmp_path / "s")
         Adapter(wrap(function, version=version), tmp_path / "s")(SHIFTED)
-        why = "fitted without a model" if version is None else "another model"
+        why = "names no model" if version is None else "another model"
         assert why in refusal(wrap(function, version="2"), tmp_path / "s")
         assert why in refusal(wrap(net), tmp_path / "s")
 
@@ -439,7 +439,7 @@ def test_versions_of_functions(tmp_path, net):
 def test_a_state_of_features_alone_belongs_to_no_model(tmp_path, net):
     features, _ = by_hand(net, SOURCE)
     Caster().fit(features.numpy(), LABELS.numpy()).save(tmp_path / "s")
-    assert "fitted without a model" in refusal(wrap(net), tmp_path / "s")
+    assert "names no model" in refusal(wrap(net), tmp_path / "s")
     allowed = Adapter(wrap(net), tmp_path / "s", allow_other_model=True)
     assert allowed.head is None
 

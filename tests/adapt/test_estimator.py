@@ -373,7 +373,7 @@ def test_non_finite_features(source, fitted, bad):
     h[37, 5] = bad
     with pytest.raises(CasterError, match="row 37, column 5"):
         Caster().fit(h, y)
-    with pytest.raises(CasterError, match="batch holds NaN or infinity, first in row"):
+    with pytest.raises(CasterError, match="batch holds NaN or infinity, first in row 37"):
         fitted.adapt(h[:64])
     with pytest.raises(CasterError, match="row 37"):
         Caster().fit_stream([(h[:30], y[:30]), (h[30:], y[30:])], classes=range(5))

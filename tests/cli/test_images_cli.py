@@ -188,7 +188,7 @@ def test_by_default_the_layers_of_a_graph_are_aligned(typed):
     result = typed("predict M @s.caster @target -o out.csv")
     assert result.exit_code == 0, result.output
     assert "Mechanism: layers, aligned at 1 site" in result.stdout
-    assert "is sorted by class, which aligned layers use" in result.stderr
+    assert "is sorted by class, and aligned layers use that order" in result.stderr
     assert {row["method"] for row in read_table(Path("out.csv"))} == {"mixture-transport"}
     result = typed("evaluate M @s.caster @target --batch-size 40 --seed 2 -o page.html")
     assert result.exit_code == 0, result.output

@@ -575,7 +575,7 @@ def test_another_run_leaves_the_rows_of_an_interrupted_one(typed, monkeypatch):
     result = typed(f"{line} --tau 0.5")
     assert result.exit_code == 1
     said = " ".join(result.stderr.split())
-    assert "has the 64 answers of an interrupted run with other options or images" in said
+    assert "has the 64 answers of an interrupted run with another model, state, images or" in said
     assert {path.name: path.read_bytes() for path in Path().glob("out*")} == before
     assert typed(line).exit_code == 0
     assert [path.name for path in Path().glob("out*")] == ["out.csv"]

@@ -207,6 +207,7 @@ def bad_requests():
         "unknown input": (400, *request(good, name="y")),
         "unknown output": (400, *request(good, outputs=["nope"])),
         "one unknown output": (400, *request(good, outputs=["labels", "probability"])),
+        "a state that the server keeps": (400, *request(good, outputs=["next.samples"])),
         "too many bytes": (400, *request(good, tail=b"more")),
         "size beyond the body": (400, *request(good, parameters={"binary_data_size": 10**9})),
         "a length that is none": (400, *request(good, header={LENGTH: "x"})),
@@ -257,6 +258,12 @@ def test_bad_requests_get_an_error_and_change_no_stream(files, server):
     bad_state = {"x": images[0], "samples": np.array([3]), "source": np.zeros(32, np.uint8)}
     with pytest.raises(InferenceServerException, match="state"):
         served.grpc_infer(server, bad_state)
+    samples = [tritonclient.grpc.InferRequestedOutput("next.samples")]
+    with pytest.raises(InferenceServerException, match=r"no output 'next\.samples'"):
+        served.grpc_infer(server, {"x": images[0]}, outputs=samples)
+    asked = served.grpc_infer(server, {"x": images[0]}, outputs=samples, parameters={"state": True})
+    assert asked["next.samples"].item() == SIZE
+    assert asked.keys() == {"next.samples", "parameters"}
     same(served.grpc_infer(server, {"x": images[1]}, parameters={"stream": "guarded"}), outs[1])
 
 

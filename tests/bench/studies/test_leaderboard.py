@@ -37,6 +37,7 @@ seeds = [0, 1]
 batch_sizes = [16]
 methods = ["frozen", "roid"]
 """
+BOTH = GRID.replace('"roid"]', '"roid", "tent"]')
 EXTRA = GRID.replace("seeds = [0, 1]", "seeds = [0, 1, 2]")  # streams that the board does not have
 PARTIAL = GRID.replace("seeds = [0, 1]", "seeds = [0]")
 ORDERS = GRID.replace("seeds = [0, 1]", 'orders = ["shuffled", "by-class"]')
@@ -123,17 +124,19 @@ def test_a_method_that_lacks_streams_is_named_and_not_ranked(place, tmp_path):
 def test_a_submission_with_another_checkpoint_is_on_no_board(place, tmp_path):
     """The digest of the weights decides; the page and the command say so."""
     shutil.copytree(place, tmp_path, dirs_exist_ok=True)
-    other = re.sub(r"^(\S+) = {family", r"own-\1 = {family", submission(GRID), flags=re.MULTILINE)
+    other = re.sub(r"^(\S+) = {family", r"own-\1 = {family", submission(BOTH), flags=re.MULTILINE)
     (tmp_path / "mine.toml").write_text(other)
     sweep = read(tmp_path / "mine.toml")
     made = Consistent(sweep, n=96).make(tmp_path / "run")
     assert pack(sweep, made, Pack(tmp_path / "records" / "mine"))[1] == []
     done = invoke(tmp_path, "every.toml", "mine.toml")
     assert done.exit_code == 0, done.output
-    expected = "mine.toml: on no board, because none has these streams"
-    assert expected in " ".join(done.output.split())
+    said = " ".join(done.output.split())
+    assert "mine.toml: on no board, because none has these streams" in said
+    assert "ran on them: roid, tent." in said  # although another sweep's tent is ranked
     text = (tmp_path / "leaderboard.md").read_text()
-    assert expected in " ".join(text.split())
+    assert "ran on them: roid, tent." in " ".join(text.split())
+    assert ">tent<" in (tmp_path / "leaderboard.html").read_text()
     assert "| roid |" not in text
 
 

@@ -1,6 +1,8 @@
 """Errors that users can act on: one line that says what is wrong and what to do."""
 
 import errno
+import os
+from pathlib import Path
 from typing import Self
 
 FIELD = "{argument}"
@@ -106,6 +108,9 @@ def machine_message(error: MemoryError | RecursionError | OSError) -> str:
     if isinstance(error, RecursionError):
         return "an input is nested too deeply to be read"
     if isinstance(error, FileExistsError | NotADirectoryError) and error.filename:
-        return f"{error.filename} is a file, not a folder"
+        path = Path(os.fsdecode(error.filename))
+        file = next((each for each in (path, *path.parents) if each.is_file()), None)
+        if file is not None:
+            return f"{file} is a file, not a folder"
     name = f" {error.filename}" if error.filename else ""
     return f"cannot read or write{name}: {error.strerror or error}"

@@ -188,7 +188,8 @@ def leaderboard(
     if not any((records / sweep.name).is_dir() for sweep in read_sweeps):
         names = ", ".join(sweep.name for sweep in read_sweeps)
         raise CasterError(f"{records} has no folder of packed records named {names}")
-    folder.mkdir(parents=True, exist_ok=True)  # before records are verified, which takes minutes
+    if folder.exists() and not folder.is_dir():  # before records are verified: that takes minutes
+        raise CasterError(f"{folder} is a file, not a folder")
     for sweep in read_sweeps:
         pack = Pack(records / sweep.name)
         with progress_bar() as progress:

@@ -263,7 +263,7 @@ class PeakMemory:
 
     @staticmethod
     def _reset_resident() -> bool:
-        """Return freed memory and reset the peak resident set size; False if the system cannot."""
+        """Give freed memory back, and reset the peak resident set size; False if that failed."""
         try:
             trim = ctypes.CDLL(None).malloc_trim  # of glibc
             trim(0)

@@ -98,6 +98,7 @@ class Ranking:
     board: Board
     standings: tuple[Standing, ...]
     left_out: str  # a sentence; empty if there are none
+    cells: frozenset[Spec]  # in the pool, also those of methods that are left out
 
     @property
     def streams(self) -> int:
@@ -116,6 +117,7 @@ class Pool:
 
     results: Results
     homes: dict[Spec, int]  # stream: number of the first sweep that has it
+    owners: dict[Spec, int]  # cell: number of the sweep whose result counts
     costs: dict[tuple[str, str], Cost]  # by family and method, each within its own sweep
 
 
@@ -126,7 +128,7 @@ def merge(recorded: Sequence[Results]) -> Pool:
     are relative to the frozen model of the same sweep, which ran on the same machine.
     """
     whole = Sweep("leaderboard", "Leaderboard", {}, {}, {}, {}, "")
-    pool = Pool(Results(whole, whole, {}, {}, {}), {}, {})
+    pool = Pool(Results(whole, whole, {}, {}, {}), {}, {}, {})
     for number, results in enumerate(recorded):
         for key, cost in measure_cost(results).items():
             pool.costs.setdefault(key, cost)
@@ -141,6 +143,7 @@ def merge(recorded: Sequence[Results]) -> Pool:
             pool.results.scores.setdefault(same, replace(score, spec=same))
             pool.results.provenance.setdefault(same, own)
             pool.homes.setdefault(same.stream, number)
+            pool.owners.setdefault(same, number)
     return pool
 
 
@@ -171,7 +174,8 @@ def rank(pool: Pool) -> tuple[Ranking, ...]:
             for method, each in whole.items()
         ]
         standings.sort(key=lambda standing: (-standing.entry.mean.value, standing.method))
-        found.append(Ranking(board, tuple(standings), unequal(entries)))
+        cells = frozenset(score.spec for score in group)
+        found.append(Ranking(board, tuple(standings), unequal(entries), cells))
     return _in_order(found)
 
 
@@ -374,10 +378,12 @@ def write_leaderboard(
 ) -> list[str]:
     """Write the page and its text to a folder, replacing earlier ones; return what is missing."""
     results = [each.results for each in recorded if each.results is not None]
-    rankings = rank(merge(results)) if results else ()
+    pool = merge(results)
+    rankings = rank(pool)
     if not rankings:
         raise CasterError("no sweep has two methods on the same streams: there is nothing to rank")
-    summary = summarise(recorded, files, rankings)
+    folder.mkdir(parents=True, exist_ok=True)
+    summary = summarise(recorded, files, rankings, unranked(pool, rankings))
     html.write(_markdown(rankings, summary, files, results), folder / TEXT)
     page = html.fill(
         "caster_bench.studies",
@@ -391,9 +397,12 @@ def write_leaderboard(
 
 
 def summarise(
-    recorded: Sequence[Recorded], files: Sequence[str], rankings: Sequence[Ranking]
+    recorded: Sequence[Recorded],
+    files: Sequence[str],
+    rankings: Sequence[Ranking],
+    nowhere: Mapping[int, Sequence[str]],
 ) -> list[str]:
-    """Sentences about what is recorded and what is not."""
+    """Sentences about what is recorded, what is not, and what is on no board."""
     found = []
     if not any(ranking.board.is_published for ranking in rankings):
         sizes = sorted({ranking.board.images for ranking in rankings}, reverse=True)
@@ -403,6 +412,7 @@ def summarise(
             f"{PUBLISHED:,} images per stream, which gives methods that learn far more batches to "
             "learn from, so rankings here need not hold there."
         )
+    number = 0  # of the sweep, among those that are recorded
     for each, file in zip(recorded, files, strict=True):
         pending = sorted({name for names in each.pending.values() for name in names})
         if each.results is None:
@@ -410,26 +420,24 @@ def summarise(
             continue
         if pending:
             found.append(f"{file}: not ranked, because not fully recorded: {', '.join(pending)}.")
-        counted = {
-            spec.method for spec, score in each.results.scores.items() if _counts(spec, score)
-        }
-        nowhere = sorted(method for method in counted if not _is_named(method, rankings))
-        if nowhere:
+        if nowhere.get(number):
             found.append(
                 f"{file}: on no board, because none has these streams (the same checkpoint, test "
-                f"set, order and batch size): {', '.join(nowhere)}."
+                "set, order and batch size), or no frozen model ran on them: "
+                f"{', '.join(nowhere[number])}."
             )
+        number += 1
     return found
 
 
-def _is_named(method: str, rankings: Sequence[Ranking]) -> bool:
-    """Whether a board ranks a method with any settings, or says what it lacks."""
-    start = f"{method} ("
-    return any(
-        start in ranking.left_out
-        or any(f"{standing.method} (".startswith(start) for standing in ranking.standings)
-        for ranking in rankings
-    )
+def unranked(pool: Pool, rankings: Sequence[Ranking]) -> dict[int, list[str]]:
+    """Methods of every sweep, by its number, of which no cell is on a board."""
+    ranked = {spec for ranking in rankings for spec in ranking.cells}
+    found: dict[int, dict[str, bool]] = defaultdict(dict)
+    for spec, number in pool.owners.items():
+        if spec.method != FROZEN and _counts(spec, pool.results.scores[spec]):
+            found[number][spec.method] = found[number].get(spec.method, False) or spec in ranked
+    return {n: sorted(m for m, on_board in own.items() if not on_board) for n, own in found.items()}
 
 
 def _listed(words: Sequence[str]) -> str:

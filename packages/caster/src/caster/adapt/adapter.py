@@ -570,7 +570,7 @@ def check_frozen(model: Any) -> None:
     """Raise an error unless this is a frozen model."""
     if hasattr(model, "new_stream"):
         name = getattr(model, "name", "an Adapter")
-        raise CasterError(f"{name} adapts itself, without a state: call it, or name its own model")
+        raise CasterError(f"{name} adapts itself: call it, or pass the original model")
     if not hasattr(model, "verify"):
         raise CasterError(f"{type(model).__name__} is not a frozen model: use caster.wrap first")
 

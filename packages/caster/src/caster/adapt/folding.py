@@ -82,7 +82,7 @@ class FoldedModule:
         """Let hooks map in place from now on, if the outputs for a batch stay bit for bit the same.
 
         They do unless the network reads the same values elsewhere. In place, a map is one kernel,
-        its values are still in the cache, and added tokens need no copy. A compiled module fuses
+        its values are still in the cache, and prefix tokens need no copy. A compiled module fuses
         maps anyway, and the user's hooks may keep the values.
         """
         if self._twin.compiles or self._model.has_hooks:
@@ -228,11 +228,9 @@ class SiteMap:
         site = self._site
         if scale.ndim == 2:
             mapped = mapped_full(site.patch_values(values), scale, shift, site.axis)
-            return (
-                torch.cat((values[:, : site.prefix_tokens], mapped), 1)
-                if site.prefix_tokens
-                else mapped
-            )
+            if not site.prefix_tokens:
+                return mapped
+            return torch.cat((values[:, : site.prefix_tokens], mapped), 1)
         # Never in place on a weight, the batch, or a view of either.
         in_place = self.in_place and values.is_inference()
         mapped = values if in_place else torch.empty_like(values)

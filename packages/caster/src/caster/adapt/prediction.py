@@ -53,7 +53,7 @@ MAX_EXCESS_SHARE = 0.5  # fraction of all rows by which a class may exceed its s
 MIN_ROWS_TO_WARN = 64  # rows needed for these two warnings
 MANY_CHANGED = 0.3  # fraction of changed answers in adapted batches above which to advise a check
 SNAPSHOT_EVERY = 5.0  # seconds of work that a crash may cost
-FORMAT = "caster-predict 1"
+FORMAT = "caster-predict 2"
 STAGE = "adapting"
 
 Observe = Callable[[Adaptation, int], None]  # takes a batch and the position of its first sample
@@ -476,19 +476,13 @@ def _interrupted(
 ) -> tuple[Stream, int, int] | None:
     """Restore an interrupted run: stream, images seen and bytes written.
 
-    None if there is none or it is damaged; an error for an intact one with other options or images,
-    which may have taken hours.
+    None if there is none or it is damaged; an error for an intact one of another command, which may
+    have taken hours.
     """
 
     def check(metadata: Mapping[str, str]) -> None:
         if metadata.get("format") != FORMAT:
             raise CasterError("another version wrote it")
-        if metadata.get("identity") != identity:
-            raise OtherRunError(
-                f"{partial} has the {int(metadata['seen']):,} answers of an interrupted run with "
-                "other options or images: repeat its command to continue it, remove it, or write "
-                "to another file"
-            )
 
     if adapter.model.sha256 is None or not (snapshot.is_file() and partial.is_file()):
         return None
@@ -497,6 +491,12 @@ def _interrupted(
         size = int(metadata["bytes"])
         if partial.stat().st_size < size:
             return None
+        if metadata.get("identity") != identity:
+            raise OtherRunError(
+                f"{partial} has the {int(metadata['seen']):,} answers of an interrupted run with "
+                "another model, state, images or options: repeat its command to continue it, "
+                "remove it, or write to another file"
+            )
         stream = adapter.resume(arrays)
         for name, value in json.loads(metadata["summary"]).items():
             setattr(summary, name, Counter(value) if name in ("reasons", "answers") else value)
@@ -505,7 +505,7 @@ def _interrupted(
     except OtherRunError:
         raise
     except (CasterError, KeyError, ValueError):
-        return None  # another run's, or damaged: start again
+        return None  # damaged: start again
 
 
 def _source_shares(state: State) -> dict[str, float]:

@@ -178,8 +178,8 @@ def _sites(layers: Layers) -> str:
     """List every site with its channels and excluded tokens."""
     listed = []
     for site, found in layers.items():
-        added = f", without {counted(site.prefix_tokens, 'token')}" if site.prefix_tokens else ""
-        listed.append(f"{site} ({len(found.mean)}{added})")
+        tokens = f", without {counted(site.prefix_tokens, 'token')}" if site.prefix_tokens else ""
+        listed.append(f"{site} ({len(found.mean)}{tokens})")
     return ", ".join(listed)
 
 

@@ -59,9 +59,7 @@ class StreamOptions:
     ] = True
     shuffle: Annotated[
         int | None,
-        image_option(
-            "Shuffle the images with this seed, for feature transport.", metavar="SEED", min=0
-        ),
+        image_option("Shuffle the images with this seed.", metavar="SEED", min=0),
     ] = None
     skip_unreadable: SkipUnreadable = False
     limit: Annotated[int | None, limit_option("the first or, with --shuffle, random ones")] = None
@@ -217,16 +215,13 @@ def _logger(folder: Path, stream: str, state: State) -> Observe:
 
 
 def _warn_of_order(images: Images, batch_size: int, mechanism: str) -> None:
-    effect = {
-        "features": "and batches with few classes mislead feature transport",
-        "layers": "which aligned layers use: other data are answered less accurately",
-    }
     if images.by_class and len(images) > batch_size:
-        say(
-            f"caster: {images.name} is sorted by class, {effect[mechanism]}: shuffle with "
-            "--shuffle 0",
-            errors,
+        effect = (
+            "and batches with few classes mislead feature transport: shuffle with --shuffle 0"
+            if mechanism == "features"
+            else "and aligned layers use that order: with --shuffle 0 they do not"
         )
+        say(f"caster: {images.name} is sorted by class, {effect}", errors)
 
 
 def _say_outcome(summary: Summary, table: Path, gate: bool, shuffle: int | None) -> None:

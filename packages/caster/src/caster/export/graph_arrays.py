@@ -85,10 +85,8 @@ class GraphArray:
         return found
 
     def _sliced(self, key: slice, axis: int) -> GraphArray:
-        step, whole = (
-            key.step or 1,
-            (0, PAST_THE_END) if (key.step or 1) > 0 else (-1, -PAST_THE_END),
-        )
+        step = key.step or 1
+        whole = (0, PAST_THE_END) if step > 0 else (-1, -PAST_THE_END)
         ends = (
             _as_vector(default if end is None else end)
             for end, default in zip((key.start, key.stop), whole, strict=True)

@@ -83,7 +83,7 @@ class Phase(IntEnum):
 
 Event = Literal[
     "more",  # pieces of the batch are left
-    "usual",  # the outputs at rest look as they did before
+    "unchanged",  # the outputs at rest look as they did before
     "implausible",  # no sample could be an image
     "settled",  # the past alone is enough to align the batch
     "not finite",  # logits are not
@@ -98,7 +98,7 @@ Event = Literal[
 # plausible, and in `_adapted` everything else, where `_NotFiniteError` stands for "not finite".
 TRANSITIONS: tuple[tuple[Phase, Event, Phase], ...] = (
     (Phase.REST, "more", Phase.REST),
-    (Phase.REST, "usual", Phase.RESTED),
+    (Phase.REST, "unchanged", Phase.RESTED),
     (Phase.REST, "otherwise", Phase.CHECK),
     (Phase.CHECK, "implausible", Phase.FAILED),
     (Phase.CHECK, "settled", Phase.SETTLED),
@@ -496,7 +496,7 @@ class _Step:
         change = self._change(found.moments, batch.samples)
         events: dict[Event, GraphArray] = {
             "more": more,
-            "usual": self._is_unchanged(found, now[Phase.REST] & ~more),
+            "unchanged": self._is_unchanged(found, now[Phase.REST] & ~more),
             "implausible": batch.none,
             "settled": self._is_settled(batch),
             "not finite": ~finite,

@@ -94,9 +94,9 @@ class SiteRow:
         classes = more[-1:] == (CLASSES,)
         more = more[:-1] if classes else more
         full = more[-1:] == (FULL,)
-        added = more[:-1] if full else more
-        site = Site(module, side, axis, *added[:1])
-        if added[1:] or not _is_site(site):
+        prefix = more[:-1] if full else more
+        site = Site(module, side, axis, *prefix[:1])
+        if prefix[1:] or not _is_site(site):
             raise CasterError("its layers are not at valid sites")
         if type(width) is not int or width < 1:
             raise CasterError("its layers do not fit together")

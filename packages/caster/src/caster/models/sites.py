@@ -63,7 +63,7 @@ def find_sites(model: TorchModel, batch: Any, user_hooks: bool = True) -> list[S
         sites.append(head)
     order = {name: i for i, (name, _) in enumerate(twin.module.named_modules())}
     ordered = sorted(sites, key=lambda site: (order[site.module], site.side))
-    return _without_added_tokens(ordered, once, calls)
+    return _without_prefix_tokens(ordered, once, calls)
 
 
 def batchnorm_sites(module: nn.Module) -> list[Site]:
@@ -228,7 +228,7 @@ def _any(layers: Iterable[nn.Module], kinds: Kinds) -> bool:
     return any(isinstance(layer, kinds) for layer in layers)
 
 
-def _without_added_tokens(
+def _without_prefix_tokens(
     sites: list[Site], layers: dict[str, nn.Module], calls: Calls
 ) -> list[Site]:
     """Count the leading tokens at each site that do not depend on the images.
@@ -236,13 +236,13 @@ def _without_added_tokens(
     Where the network adds such tokens, they are equal for both images. Deeper in the network they
     have attended to other tokens and differ, so they are assumed to stay in front.
     """
-    counted, added = [], 0
+    counted, prefix = [], 0
     for site in sites:
         call = calls[layers[site.module]] if site.module in layers else None
         values = None if call is None else call.input if site.side == "in" else call.output
         if values is not None and values.ndim == 3 and site.axis == -1 and len(values) == 2:
-            added = max(added, _equal_leading_tokens(values))
-            site = replace(site, prefix_tokens=added)
+            prefix = max(prefix, _equal_leading_tokens(values))
+            site = replace(site, prefix_tokens=prefix)
         counted.append(site)
     return counted
 

@@ -226,7 +226,7 @@ def map_channels(
     site: Site,
     out: Tensor,  # in the layout of the values; may be `values` itself
 ) -> None:
-    """Write the per-channel affine map scale x + shift to `out`; added tokens stay unchanged.
+    """Write the per-channel affine map scale x + shift to `out`; prefix tokens stay unchanged.
 
     >>> x = torch.tensor([[[1.0], [2.0]]])
     >>> map_channels(x, torch.tensor([3.0]), torch.tensor([4.0]), Site("0", "out", -1, 1), out=x)

@@ -139,7 +139,7 @@ def _mapped(  # type: ignore[no-untyped-def]
     out,
     rows,
     tokens,
-    added,
+    prefix,
     C: tl.constexpr,
     K: tl.constexpr,
     R: tl.constexpr,
@@ -150,7 +150,7 @@ def _mapped(  # type: ignore[no-untyped-def]
     known = (row < rows)[:, None]
     x = tl.load(values + at, known).to(tl.float32)
     mapped = x * tl.load(scale + channel)[None, :] + tl.load(shift + channel)[None, :]
-    mapped = tl.where((row % tokens >= added)[:, None], mapped, x)
+    mapped = tl.where((row % tokens >= prefix)[:, None], mapped, x)
     tl.store(out + at, mapped.to(out.dtype.element_ty), known)
 
 
@@ -158,8 +158,8 @@ def map_rows(
     values: Tensor,  # (n, ...), with channels innermost in memory
     scale: Tensor,  # (c,), float32; c is a multiple of 16
     shift: Tensor,  # (c,)
-    tokens: int,  # rows of channels per sample; the first `added` of them are copied unchanged
-    added: int,
+    tokens: int,  # rows of channels per sample; the first `prefix` of them are copied unchanged
+    prefix: int,
     out: Tensor,  # (n, ...), in the same layout; may be `values` itself
 ) -> None:
     """Write the per-channel affine map scale x + shift to `out`.
@@ -171,4 +171,4 @@ def map_rows(
     K = min(256, c & -c)  # the largest power of two that divides the channels
     R = VALUES // K
     grid = triton.cdiv(rows, R), c // K
-    _mapped[grid](values, scale, shift, out, rows, tokens, added, C=c, K=K, R=R)
+    _mapped[grid](values, scale, shift, out, rows, tokens, prefix, C=c, K=K, R=R)

@@ -117,7 +117,10 @@ def _check_same(what: str, fitted: str | None, given: str | None) -> None:
     if given == fitted:
         return
     if fitted is None:
-        problem = f"the state was fitted without a {what}: fit it again with this one"
+        problem = (
+            f"the state names no {what}, because it was fitted on features or with a function "
+            "without a version: fit it again with this one"
+        )
     elif given is None:
         problem = f"the state was fitted with a {what}, but none is given: state the same one"
     else:

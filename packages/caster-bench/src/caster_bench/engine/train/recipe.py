@@ -86,9 +86,8 @@ class Recipe:
         >>> [recipe.drops(epoch) for epoch in range(5, 9)]
         [True, True, False, False]
         """
-        return self.drop_patches > 0 and epoch <= self.epochs - math.ceil(
-            FULL_PATCH_SHARE * self.epochs
-        )
+        last = self.epochs - math.ceil(FULL_PATCH_SHARE * self.epochs)
+        return self.drop_patches > 0 and epoch <= last
 
     @classmethod
     def from_json(cls, text: str) -> Self:

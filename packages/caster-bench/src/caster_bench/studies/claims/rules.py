@@ -120,11 +120,8 @@ def _verdict(rule: Rule, ours: float, ends: Interval, paper: float | None) -> st
     if within and low <= ends.low and ends.high <= high:
         return REPRODUCED
     touches = rule.needs_paper and ends.low <= high and ends.high >= low
-    if (
-        within
-        or touches
-        or (rule.partly is not None and _inside(ours, _allowed(rule, rule.partly, paper)))
-    ):
+    wider = rule.partly is not None and _inside(ours, _allowed(rule, rule.partly, paper))
+    if within or touches or wider:
         return PARTLY
     if rule.direction == SAME_SIGN:
         return DIRECTION if ours * (paper or 0.0) > 0 else NOT

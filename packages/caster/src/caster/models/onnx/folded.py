@@ -49,9 +49,9 @@ def _mapped(
 ) -> ir.Value:
     """Map the activations of a site with separate nodes."""
     op, first, x = build.op, site.site.axis == 1, build.as_float(values)
-    wide, added = x is not values, site.site.prefix_tokens
-    if added:
-        x = op("Slice", x, build.ints(added), build.ints(LAST), build.ints(1))
+    wide, prefix = x is not values, site.site.prefix_tokens
+    if prefix:
+        x = op("Slice", x, build.ints(prefix), build.ints(LAST), build.ints(1))
     ones = [1] * (site.rank - 2 if first else 0)
     offset = build.constant(shift.astype(np.float32).reshape(-1, *ones))
     if scale.ndim == 1:  # the runtime fuses these with a preceding convolution
@@ -64,8 +64,8 @@ def _mapped(
         mapped = op("Add", op("MatMul", x, build.constant(scale.T.astype(np.float32))), offset)
     if wide and values.dtype is not None:
         mapped = op("CastLike", mapped, values)
-    if added:
-        front = op("Slice", values, build.ints(0), build.ints(added), build.ints(1))
+    if prefix:
+        front = op("Slice", values, build.ints(0), build.ints(prefix), build.ints(1))
         mapped = op("Concat", front, mapped, axis=1)
     return mapped
 

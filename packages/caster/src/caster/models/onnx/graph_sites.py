@@ -383,10 +383,10 @@ class _Network:
             raise CasterError(
                 f"the number of channels of `{tensor}`, from {node}, is not fixed: {UNSUPPORTED}"
             )
-        added = self._added(tensor) if len(shape) == 3 and axis == -1 else 0
+        prefix = self._prefix_tokens(tensor) if len(shape) == 3 and axis == -1 else 0
         inner = [size for i, size in enumerate(shape) if i not in (0, axis % len(shape))]
-        positions = None if None in inner else prod(filter(None, inner)) - added
-        site = Site(tensor, "out", axis, added)
+        positions = None if None in inner else prod(filter(None, inner)) - prefix
+        site = Site(tensor, "out", axis, prefix)
         return OnnxSite(site, width, len(shape), positions, self._is_grouped(tensor))
 
     def _is_grouped(self, tensor: str) -> bool:
@@ -395,7 +395,7 @@ class _Network:
         layer = self._made_by(tensor if norm is None else norm.input[0], CONVOLUTIONS)
         return layer is not None and any(a.name == "group" and a.i != 1 for a in layer.attribute)
 
-    def _added(self, tensor: str) -> int:
+    def _prefix_tokens(self, tensor: str) -> int:
         """Count the constant tokens in front of those of the images."""
         counts = [0]
         for node in self._members(self._before.get(tensor, 0)):
