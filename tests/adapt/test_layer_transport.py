@@ -22,6 +22,7 @@ from caster.models.protocol import Outputs
 from caster.models.torch import TorchModel
 from caster_bench.methods.registry import create
 from caster_bench.methods.source import Source
+from tests.support.answers import beside
 from tests.support.problem import accuracy, layered, make_images, model, source, stream
 from tests.support.problem import site_moments as measured
 from tests.support.sampling import first_fast, sampled
@@ -461,7 +462,7 @@ def test_a_frozen_answer_that_is_known_is_not_asked_for(monkeypatch):
         before, expected = model()(batch), other.predict(batch)
         with monkeypatch.context() as patched:
             passes = Passes(patched, method)
-            logits, given = method.both(batch, before)
+            logits, given = beside(method, batch, before)
         assert passes.told() == (0, 1)
         assert (given.reason, given.ratio) == (expected.reason, expected.ratio)
         assert torch.equal(given.logits, expected.logits)
@@ -477,12 +478,12 @@ def test_what_is_no_number_is_rejected_and_forgotten(gated):
     before = model()(second)
     broken = Outputs(before.features, before.logits.clone())
     broken.logits[3, 2] = float("nan")
-    aligned, given = method.both(second, broken)
+    aligned, given = beside(method, second, broken)
     assert np.isnan(given.ratio)
     assert (given.accepted, given.reason) == ((False, "ratio") if gated else (True, "ungated"))
     expected = broken.logits if gated else aligned
     torch.testing.assert_close(given.logits, expected, rtol=0, atol=0, equal_nan=True)
-    after, given = method.both(third, model()(third))
+    after, given = beside(method, third, model()(third))
     assert given.ratio == pytest.approx(alone(after, model()(third).logits), rel=1e-4)
 
 
@@ -522,7 +523,7 @@ def test_aligned_logits_that_are_no_numbers_are_rejected_and_leave_no_trace(monk
     with monkeypatch.context() as patch:
         patch.setattr(Alignment, "__call__", lambda *given: overflown(align(*given)))
         answer = method.predict(broken)
-        both = method.both(broken, method.model(broken))
+        both = beside(method, broken, method.model(broken))
     frozen = method.frozen.answer(method.model(broken)).logits
     assert (answer.accepted, answer.reason, answer.ratio) == (False, "numerical", math.inf)
     assert torch.equal(answer.logits, frozen)

@@ -25,6 +25,7 @@ from caster.state import load, save
 from caster_bench.data.corruptions import corrupt
 from caster_bench.methods.registry import create
 from caster_bench.methods.source import Source
+from tests.support.answers import beside
 from tests.support.problem import layered, make_images, model, source, stream
 from tests.support.sampling import first_fast, sampled
 
@@ -83,13 +84,13 @@ def test_answers_beside_known_frozen_ones_leave_such_samples_to_the_frozen_model
     mixed = batch.copy()
     mixed[:3] = 1e4
     before = Outputs(*(part.numpy() for part in (model()(mixed).features, model()(mixed).logits)))
-    scores, answer = attacked.both(mixed, before)
+    scores, answer = beside(attacked, mixed, before)
     others = Outputs(before.features[3:], before.logits[3:])
-    expected, verdict = alone.both(batch[3:], others)
+    expected, verdict = beside(alone, batch[3:], others)
     assert (answer.implausible, answer.ratio) == (3, verdict.ratio)
     assert torch.equal(scores[3:], expected)
     np.testing.assert_array_equal(scores[:3], before.logits[:3])
-    scores, answer = attacked.both(mixed[:3], Outputs(before.features[:3], before.logits[:3]))
+    scores, answer = beside(attacked, mixed[:3], Outputs(before.features[:3], before.logits[:3]))
     assert (answer.reason, answer.accepted, answer.ratio) == ("implausible", False, math.inf)
     np.testing.assert_array_equal(scores, before.logits[:3])
 

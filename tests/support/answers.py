@@ -23,3 +23,10 @@ def same_state(one, other) -> None:
     assert one.keys() == other.keys()
     for name, expected in other.items():
         np.testing.assert_array_equal(one[name], expected, err_msg=name)
+
+
+def beside(method, images, before):
+    """Scores with aligned layers, accepted or not, and the prediction, if frozen ones are known."""
+    answer = method.transport(images, before)
+    aligned = answer.scores if answer.adapted is None else answer.adapted
+    return aligned, method._predicted(answer)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from caster.adapt.layer_passes import PLAIN, LayerSettings
 from caster.adapt.layer_transport import LayerAnswer
@@ -15,7 +14,6 @@ from caster.core.linalg import Array
 from caster.core.verdict import RESTING, UNGATED
 from caster.errors import CasterError
 from caster.io.labels import LabelIndex, as_labels
-from caster.models.protocol import Outputs
 from caster.models.torch import TorchModel
 from caster_bench.methods.network import TorchMethod
 from caster_bench.methods.protocol import Prediction, Retained, inert_prediction, warn_inert
@@ -62,12 +60,6 @@ class LayerTransportUngated(TorchMethod):
     def inert(self) -> bool:
         """Whether the model has nothing to align."""
         return not self.transport.sites
-
-    def new_stream(self) -> Self:
-        """Another stream over the same model and source."""
-        stream = copy.copy(self)
-        stream.transport = self.transport.new_stream()
-        return stream
 
     def predict(self, images: Any) -> Prediction:
         """Answer a batch of images."""
@@ -119,12 +111,6 @@ class LayerTransport(LayerTransportUngated):
     def _settings(self) -> LayerSettings:
         every = self.every if self.gated else 1
         return replace(super()._settings(), tau=self.tau, window=self.window, every=every)
-
-    def both(self, images: Any, before: Outputs) -> tuple[Array, Prediction]:
-        """Scores with aligned layers, accepted or not, and the prediction."""
-        answer = self.transport(images, before)
-        adapted = answer.scores if answer.adapted is None else answer.adapted
-        return adapted, self._predicted(answer)
 
     def _answer(self, images: Any) -> LayerAnswer:
         return self.transport(images)
