@@ -565,32 +565,33 @@ def test_a_killed_run_continues_from_its_last_snapshot(typed, monkeypatch):
     assert Path("out.csv").read_bytes() == Path("whole.csv").read_bytes()
 
 
-def test_another_run_leaves_the_rows_of_an_interrupted_one(typed, monkeypatch):
+@pytest.fixture
+def interrupted(typed, monkeypatch) -> str:
+    """The line of a run that was interrupted after two batches."""
     line = "predict LN @LN.caster @target --shuffle 0 --batch-size 32 -o out.csv"
     with monkeypatch.context() as patched:
         patched.setattr("caster.adapt.prediction.SNAPSHOT_EVERY", 0.0)
         answered(patched, interrupted=3)
         assert typed(line).exit_code == 130
+    return line
+
+
+def test_another_run_leaves_the_rows_of_an_interrupted_one(typed, interrupted):
     before = {path.name: path.read_bytes() for path in Path().glob("out*")}
-    result = typed(f"{line} --tau 0.5")
+    result = typed(f"{interrupted} --tau 0.5")
     assert result.exit_code == 1
     said = " ".join(result.stderr.split())
     assert "has the 64 answers of an interrupted run with another model, state, images or" in said
     assert {path.name: path.read_bytes() for path in Path().glob("out*")} == before
-    assert typed(line).exit_code == 0
+    assert typed(interrupted).exit_code == 0
     assert [path.name for path in Path().glob("out*")] == ["out.csv"]
 
 
-def test_a_run_that_cannot_be_continued_starts_again_and_says_so(typed, monkeypatch):
-    line = "predict LN @LN.caster @target --shuffle 0 --batch-size 32 -o out.csv"
-    with monkeypatch.context() as patched:
-        patched.setattr("caster.adapt.prediction.SNAPSHOT_EVERY", 0.0)
-        answered(patched, interrupted=3)
-        assert typed(line).exit_code == 130
+def test_a_run_that_cannot_be_continued_starts_again_and_says_so(typed, interrupted, monkeypatch):
     Path("out.csv.partial.stream").write_bytes(b"damaged")
     with monkeypatch.context() as patched:
         calls = answered(patched)
-        result = typed(line)
+        result = typed(interrupted)
         assert result.exit_code == 0
         assert "out.csv.partial cannot be continued: starting again" in result.stderr
     assert sum(calls) == len(TARGET)

@@ -128,22 +128,29 @@ async def client(service, stream, images, outs, at, stop):
     return again
 
 
+def replicated(files, folder, may_start, verify_seconds):
+    """A service with local replicas, and the replicas that it launched so far."""
+    launched = []
+
+    def launch():
+        launched.append(Local(files, folder, may_start))
+        return launched[-1]
+
+    options = {"name": "m", "batch": 64, "wait": 0.0, "queue": 9}
+    service = ReplicatedService(files.adapter, launch, **options, verify_seconds=verify_seconds)
+    return service, launched
+
+
 @pytest.mark.slow
 def test_a_lost_replica_costs_what_its_snapshots_lack(files, tmp_path):
     lost, kept = streams_of("0", 2), streams_of("1", 2)
     images = {stream: batches(9, seed) for seed, stream in enumerate(lost + kept)}
     outs = {stream: in_process(files, images[stream]) for stream in images}
-    launched, may_start = [], threading.Event()
+    may_start = threading.Event()
     may_start.set()
-
-    def launch():
-        launched.append(Local(files, tmp_path, may_start))
-        return launched[-1]
+    service, launched = replicated(files, tmp_path, may_start, verify_seconds=99.0)
 
     async def run():
-        options = {"name": "m", "batch": 64, "wait": 0.0, "queue": 9, "verify_seconds": 99.0}
-        service = ReplicatedService(files.adapter, launch, **options)
-
         async def send(start, stop):
             them = (client(service, s, images[s], outs[s], start, stop) for s in images)
             return dict(zip(images, await asyncio.gather(*them), strict=True))
@@ -169,16 +176,11 @@ def test_a_lost_replica_costs_what_its_snapshots_lack(files, tmp_path):
 @pytest.mark.parametrize("lost_by", ["maintain", "verify"])
 def test_maintenance_outlives_replicas_that_are_lost_in_it(files, tmp_path, lost_by):
     """Both replicas are lost during one round, the second while the first is being asked."""
-    launched, started = [], threading.Event()
-    started.set()
-
-    def launch():
-        launched.append(Local(files, tmp_path, started))
-        return launched[-1]
+    may_start = threading.Event()
+    may_start.set()
+    service, launched = replicated(files, tmp_path, may_start, verify_seconds=0.01)
 
     async def run():
-        options = {"name": "m", "batch": 64, "wait": 0.0, "queue": 9, "verify_seconds": 0.01}
-        service = ReplicatedService(files.adapter, launch, **options)
         await service.start(2)
         loop, verified = asyncio.get_running_loop(), threading.Event()
 

@@ -215,9 +215,9 @@ class Service:
             raise RequestError(self.broken, Failure.UNAVAILABLE)
         feeds_back = request.inputs.keys() == FEEDBACK
         known = [COUNTED] if feeds_back else [each["name"] for each in self.signature()[1]]
-        # The state of a stream is an output only where the client keeps it.
-        keeps_state = request.stream is None and not feeds_back
-        has_state = keeps_state and (request.wants_state or len(request.inputs) > 1)
+        # The state of a stream is an output only if the client keeps it, and sent or asked for it.
+        sends_state = len(request.inputs) > 1 and not feeds_back
+        has_state = request.stream is None and (request.wants_state or sends_state)
         for name in outputs:
             if name not in known and not (has_state and name.startswith(NEXT)):
                 raise RequestError(f"there is no output {name!r}: choose from {', '.join(known)}")
