@@ -5,12 +5,13 @@
         --method mixture-transport-ungated      # after a new revision of a method
 
 Every network is trained as `docs/benchmark.md` says, from $CASTER_DATA, unless its checkpoint is
-there, and recorded as soon as it is: `caster bench run` for one sweep after the other, into
-RUNS/SWEEP--BACKBONE, and `caster bench pack` into PACKS/SWEEP--BACKBONE. Studies with cells that
-are timed alone wait until all networks are done, and then run one by one on the idle device. At
-last the packs are merged into PACKS/SWEEP, because a method must have one revision on all networks
-of a family. Sweeps get less priority than training where NVIDIA's MPS is installed; it is
-started and ended here. Published ImageNet weights must be there (`benchmarks/real/published.py`).
+there, and then recorded: `caster bench run` for one sweep after the other, into
+RUNS/SWEEP--BACKBONE, and `caster bench pack` into PACKS/SWEEP--BACKBONE. While some networks are
+recorded, the next ones are trained. Studies with cells that are timed alone wait until all networks
+are done, and then run one by one on the idle device. At last the packs are merged into PACKS/SWEEP,
+because a method must have one revision on all networks of a family. Sweeps get less priority than
+training where NVIDIA's MPS is installed; it is started and ended here unless it runs already.
+Published ImageNet weights must be there (`benchmarks/real/published.py`).
 
 The same command continues after an interrupt.
 """
@@ -30,6 +31,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from threading import BoundedSemaphore
 from typing import Any, NamedTuple
 
 from caster.errors import CasterError
@@ -41,10 +43,10 @@ LOW_PRIORITY = {"CUDA_MPS_CLIENT_PRIORITY": "1"}
 EPOCHS = {  # on CIFAR-10 and on CIFAR-100
     "resnet18": (80, 40),
     "resnet50": (24, 24),
-    "convnext_tiny": (40, 40),
-    "swin_tiny": (24, 24),
-    "vit_base": (28, 28),
-    "deit_base": (28, 28),
+    "convnext_tiny": (30, 24),
+    "swin_tiny": (24, 18),
+    "vit_base": (28, 20),
+    "deit_base": (28, 20),
 }
 NAME = re.compile(
     r"(?P<architecture>\w+)(?P<plain>-plain)?-(?P<data>cifar100?)-(?P<seed>\d+)\.safetensors"
@@ -97,14 +99,16 @@ def by_checkpoint(
 class Recorder:
     """Runs the steps of all networks, several at a time, and ends them together."""
 
-    def __init__(self, runs: Path, packs: Path, workers: int) -> None:
+    def __init__(self, runs: Path, packs: Path, workers: int, at_once: int) -> None:
         self.runs, self.packs, self.workers = runs, packs, workers
+        # Separate limits, so that no network waits for the recording of another to be trained.
+        self._training, self._recording = (BoundedSemaphore(at_once) for _ in range(2))
         self._running: set[subprocess.Popen[bytes]] = set()
         self._stopped = False
 
-    def __call__(self, networks: dict[str, list[Use]], at_once: int) -> bool:
+    def __call__(self, networks: dict[str, list[Use]]) -> bool:
         """Record all networks, and merge their packs; return whether everything succeeded."""
-        with ThreadPoolExecutor(at_once) as pool:
+        with ThreadPoolExecutor(len(networks)) as pool:
             try:
                 recorded = list(pool.map(self._record, networks, networks.values()))
             except KeyboardInterrupt:
@@ -123,15 +127,16 @@ class Recorder:
             if arguments is None:
                 say(f"left out: there is no {checkpoint}")
                 return False
-            if not self._step(
-                self._log(checkpoint), f"training {checkpoint}", ["train", *arguments]
-            ):
-                return False
-        recorded = [
-            self._run(checkpoint, use, use.shared if use.timed else [], self.workers)
-            for use in uses
-            if use.shared
-        ]
+            with self._training:
+                log, words = self._log(checkpoint), ["train", *arguments]
+                if not self._step(log, f"training {checkpoint}", words):
+                    return False
+        with self._recording:
+            recorded = [
+                self._run(checkpoint, use, use.shared if use.timed else [], self.workers)
+                for use in uses
+                if use.shared
+            ]
         return all(recorded)
 
     def _run(self, checkpoint: str, use: Use, only: Sequence[str], workers: int) -> bool:
@@ -223,7 +228,9 @@ def main() -> None:
     parser.add_argument("--method", **some, help="only this method; may be repeated")
     count: dict[str, Any] = {"type": int, "choices": range(1, 65), "metavar": "N", "default": 4}
     parser.add_argument("--workers", **count, help="processes per network [4]")
-    parser.add_argument("--at-once", **count, help="networks at once [4]")
+    parser.add_argument(
+        "--at-once", **count, help="networks trained at once, and recorded at once [4]"
+    )
     folder: dict[str, Any] = {"type": Path, "metavar": "DIR"}
     parser.add_argument("--runs", **folder, default=Path("runs"), help="runs and logs [runs]")
     parser.add_argument("--packs", **folder, default=Path("packs"), help="packs [packs]")
@@ -247,7 +254,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with mps():
-            recorded = Recorder(args.runs, args.packs, args.workers)(networks, args.at_once)
+            recorded = Recorder(args.runs, args.packs, args.workers, args.at_once)(networks)
     except KeyboardInterrupt:
         sys.exit("stopped: the same command continues")
     sys.exit(not recorded)

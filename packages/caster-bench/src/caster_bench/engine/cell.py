@@ -26,7 +26,7 @@ from caster_bench.engine.record import write_done, write_rejected
 from caster_bench.engine.run_context import CPU
 from caster_bench.engine.shared_images import corrupted
 from caster_bench.engine.worker_cache import LoadedBackbone, WorkerCache, tf32_matmul
-from caster_bench.methods.protocol import Method, OnFeatures, Prediction
+from caster_bench.methods.protocol import Method, OnFeatures, Prediction, inert_answer
 from caster_bench.sweeps import Spec
 
 WARM_UP = 5  # batches before a timed cell
@@ -93,7 +93,7 @@ class _Group:
         cache.retain_methods(specs)
 
     def run(self, specs: Sequence[Spec]) -> None:
-        """Run one method after another; methods on features share the frozen pass."""
+        """Run one method after another; inert ones and those on features share the frozen pass."""
         alone = specs[0].alone
         with nullcontext() if alone else tf32_matmul(self.cache.context):
             outputs, seconds, frozen = self._frozen_pass(keep=not alone)
@@ -103,8 +103,8 @@ class _Group:
                     self._run_timed(spec, frozen)
                     continue
                 method = self._method(spec)
-                if isinstance(method, OnFeatures):
-                    found = self._predict(spec, method, method.answer, outputs, seconds)
+                if (answer := _answer_to_outputs(method)) is not None:
+                    found = self._predict(spec, method, answer, outputs, seconds)
                 else:
                     with tf32_matmul(self.cache.context):
                         found = self._predict(spec, method, method.predict, self.batches)
@@ -183,6 +183,15 @@ class _Group:
             import torch
 
             torch.cuda.synchronize()
+
+
+def _answer_to_outputs(method: Method) -> Callable[[Outputs], Prediction] | None:
+    """How a method answers from the frozen model's outputs; None if it needs passes of its own."""
+    if isinstance(method, OnFeatures):
+        return method.answer
+    if getattr(method, "inert", False):
+        return partial(inert_answer, method.frozen)
+    return None
 
 
 @dataclass(frozen=True, eq=False)

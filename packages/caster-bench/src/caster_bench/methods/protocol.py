@@ -163,7 +163,12 @@ def warn_inert(name: str, model: FrozenModel, missing: str) -> None:
 
 def inert_prediction(frozen: Frozen, images: Any) -> Prediction:
     """Answer as the frozen model, for a method that has nothing to adapt."""
-    return replace(frozen.predict(images), reason=INERT)
+    return inert_answer(frozen, frozen.model(images))
+
+
+def inert_answer(frozen: Frozen, outputs: Outputs) -> Prediction:
+    """Do so from the frozen model's outputs, which several methods can share."""
+    return replace(frozen.answer(outputs), reason=INERT)
 
 
 def nbytes(*arrays: Any) -> int:
