@@ -347,7 +347,10 @@ def test_the_tables_of_layer_transport_have_the_figures_of_the_records():
                 share = f"{float(row['kept, %']):.0f} %"
                 own = [row["streams"], *gains, share, *losses]
                 title = row["backbone"].partition(" on ")[0]
-                kept[title] = own if method == "layers" else [*kept[title], gains[1]]
+                if method == "layers":
+                    kept[title] = own
+                elif title in kept:  # layer transport was not run on the ViT-B
+                    kept[title] += [gains[1]]
     rows = table_after(text, "| | streams | gain, ungated |")
     assert {title: cells for title, *cells in rows} == {k: v for k, v in kept.items() if k != "all"}
     found: dict[tuple[str, str], str] = {}
@@ -363,10 +366,10 @@ def test_the_tables_of_layer_transport_have_the_figures_of_the_records():
         "mixed within batches, Dirichlet 0.1": KINDS["Dirichlet 0.1, mixed"],
         "clean, sorted by class": "clean, by-class",
     }
-    networks = ("ResNet-18, CIFAR-10", "ResNet-18, CIFAR-100", "ViT-B, CIFAR-10")
+    networks = ("ResNet-18, CIFAR-10", "ResNet-18, CIFAR-100")
     for title, *cells in table_after(text, "in batches of 64: frozen / ungated / gated.\n\n"):
         kind = kinds.get(title, KINDS.get(title, title))
-        assert cells == [found.get((network, kind), "") for network in networks], title
+        assert cells == [found[network, kind] for network in networks], title
 
 
 def test_layer_transport_beside_methods_that_learn_is_that_of_the_records():
@@ -378,7 +381,9 @@ def test_layer_transport_beside_methods_that_learn_is_that_of_the_records():
             found.setdefault(row["backbone"], {})[row["method"].partition(" (")[0]] = row
     text = (ROOT / "docs" / "layer-transport.md").read_text()
     rows = table_after(text, "| | frozen | BatchNorm adaptation |")
-    assert {title for title, *_ in rows} == found.keys()
+    assert {title for title, *_ in rows} == {
+        k for k, own in found.items() if "layer-transport" in own
+    }
     leads, kept = {}, {}
     for title, *cells in rows:
         own = found[title]
@@ -388,16 +393,12 @@ def test_layer_transport_beside_methods_that_learn_is_that_of_the_records():
             accuracy, loss = (float(own[method][name] or 0) for name in ("top-1", "worst loss"))
             return f"{accuracy:.2f} ({loss:.1f})"
 
-        def unless_inert(method, name="", own=own):
-            inert = own[method]["top-1"] == own["frozen"]["top-1"]
-            return "inert" if inert else f"{name}{cell(method)}"
-
         names = {"tent": "Tent ", "eata": "EATA ", "sar": "SAR "}
         best = max(names, key=lambda method: float(own[method]["top-1"]))
         assert cells == [
             f"{frozen:.2f}",
-            unless_inert("bn-adapt"),
-            unless_inert(best, names[best]),
+            cell("bn-adapt"),
+            names[best] + cell(best),
             *map(cell, ("caster", "layer-transport-ungated", "layer-transport")),
         ], title
         accuracy, ungated = (
@@ -405,19 +406,11 @@ def test_layer_transport_beside_methods_that_learn_is_that_of_the_records():
         )
         leads[title] = accuracy - float(own[best]["top-1"])
         kept[title] = 100 * (accuracy - frozen) / (ungated - frozen)
-    del leads["DeiT-B, CIFAR-10"], kept["DeiT-B, CIFAR-10"]
     text = " ".join(text.split())
     low, high = min(leads.values()), max(leads.values())
     assert f"ahead of the best of Tent, EATA and SAR by {low:.1f} to {high:.1f} points" in text
-    resnets = [share for title, share in kept.items() if title.startswith("ResNet")]
-    convnext = kept.pop("ConvNeXt-T, CIFAR-100")
-    others = [share for title, share in kept.items() if not title.startswith("ResNet")]
-    assert len(others) == 6
-    assert (
-        f"keeps {min(resnets):.0f} to {max(resnets):.0f} % of the ungated gain on the ResNets, "
-        f"{convnext:.0f} % on the ConvNeXt-T of CIFAR-100, "
-        f"and {min(others):.0f} to {max(others):.0f} % on the other six"
-    ) in text
+    low, high = min(kept.values()), max(kept.values())
+    assert f"The gate keeps {low:.0f} to {high:.0f} % of the ungated gain" in text
     with (tables / "corruption-fifteen-backbones.csv").open() as file:
         severe = {(row["backbone"], row["method"]): top1(row) for row in csv.DictReader(file)}
     ours, tent = (severe["ResNet-50, CIFAR-100", own] for own in ("layer-transport", "tent"))
@@ -442,12 +435,13 @@ def test_the_table_of_every_kind_of_stream_has_the_figures_of_the_records(stream
         kind, _, size = title.partition(", B = ")
         found = streams[network, KINDS.get(kind, kind), size or "64"]
         others = [m for m in found if m != "frozen" and "-transport" not in m]
+        plain = found.get("layer-transport")
         best = max(others, key=lambda method: float(found[method]["top-1"]))
         gated = found["mixture-transport"]
         assert [cell.replace("*", "") for cell in cells] == [
             top1(found["frozen"]),
             f"{top1(found[best])} ({best.upper() if best != 'tent' else 'Tent'})",
-            top1(found["layer-transport"]),
+            "" if plain is None else top1(plain),
             top1(gated),
             f"{float(gated['accepted, %']):.0f} %",
             top1(found["mixture-transport-ungated"]),
@@ -455,16 +449,13 @@ def test_the_table_of_every_kind_of_stream_has_the_figures_of_the_records(stream
 
 
 def test_the_table_of_fair_settings_has_the_figures_of_the_records():
-    names = {"bn-adapt": "BN-adapt", "layer-transport": "layer transport"}
-    names |= {"mixture-transport": "mixture transport"}
     networks = [
         f"ResNet-18, {name}" for name in ("CIFAR-10", "plainly trained, CIFAR-10", "CIFAR-100")
     ]
     found: dict[str, dict[str, list[float]]] = {}
     with (ROOT / "reproduction/report/tuning/tables/tuning.csv").open() as file:
         for row in csv.DictReader(file):
-            name = names.get(row["method"], row["method"]).lower()
-            own = found.setdefault(name, {}).setdefault(row["backbone"], [])
+            own = found.setdefault(row["method"], {}).setdefault(row["backbone"], [])
             own.append(float(row["accuracy"]))
     text = (ROOT / "docs" / "methods.md").read_text().partition("## Fair settings")[2]
     rows = table_after(text, "| | CIFAR-10 |")

@@ -270,7 +270,7 @@ def _too_low(accuracy: float | None, data: Data) -> str | None:
     if accuracy is None or data.threshold is None or accuracy >= data.threshold:
         return None
     return (
-        f"clean accuracy {accuracy:.1%} on {data.target} is below the threshold "
+        f"clean accuracy {accuracy:.2%} on {data.target} is below the threshold "
         f"{100 * data.threshold:g}%"
     )
 

@@ -22,7 +22,7 @@ from caster_bench.studies.layers_streams import (
     setting_of,
     stream_tables,
 )
-from caster_bench.studies.naming import ALIGNING, LAYERS, data_labels, label, names
+from caster_bench.studies.naming import ALIGNING, data_labels, label, names
 from caster_bench.studies.results import Mean, Results, Streams, by_stream, matched, mean, shown
 from caster_bench.studies.score import Score
 from caster_bench.studies.tables import Section, StudyFigure, Table, Value, cells, points
@@ -272,8 +272,8 @@ def _leads(
             streams = matched(by_stream(group), whole)
             leads += [
                 _lead(method, convention.name, setting, streams, whole)
-                for method in ALIGNING
-                if method == LAYERS or method in whole
+                for method, ungated in ALIGNING.items()
+                if method in whole or ungated in whole
             ]
     return leads
 
