@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 
 from caster_bench.data import sets
-from caster_bench.methods import registry
 from caster_bench.studies import paper
-from caster_bench.studies.naming import SETS, STAR_NOTE, data_labels, titles, uses_state
+from caster_bench.studies.naming import SETS, STAR_NOTE, data_labels, titles
 from caster_bench.studies.paper import is_resnet50, paper_name, paper_name_resnet50
 from caster_bench.studies.report import explain_star
 from caster_bench.studies.tables import Column, Section, StudyFigure, Table
@@ -96,11 +95,6 @@ def test_the_star_is_explained_where_a_table_has_it():
 def test_sets_are_those_that_there_are():
     missing = SETS.keys() - {*sets.SETS, "digits"}
     assert missing <= {"fashion-mnist"}
-
-
-def test_methods_that_use_the_state_are_those_that_need_it():
-    for entry in registry.entries():
-        assert uses_state(entry.name) == ("state" in entry.needs), entry.name
 
 
 def test_the_papers_figures_are_those_it_prints():

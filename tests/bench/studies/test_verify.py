@@ -32,6 +32,7 @@ from caster_bench.records.store import (
     write_admission,
 )
 from caster_bench.studies.check_cells import compared
+from caster_bench.studies.results import load
 from caster_bench.studies.verify import verify
 from caster_bench.sweeps import Spec, Sweep
 from tests.support.command_line import cli, refusal
@@ -258,8 +259,6 @@ def test_a_checkpoint_is_known_by_its_weights_not_by_its_file(run, weights, kind
         ({"moments": "0" * 64}, "moments differ from the source's"),
         ({"source": {"name": "x"}}, "the source data differs between cells"),
         ({"classes": 5}, "the number of classes differs between cells"),
-        ({"constants": {"tau": 0.9}}, "constants differ from the sweep's"),
-        ({"constants": {"tau": "x"}}, "constants differ from the sweep's"),
         ({"target": {}}, "changed or damaged"),
         ({"settings": None}, "method settings not stated"),
         ({"settings": {"lr": 1.0}}, "the choice of settings differs between cells"),
@@ -273,6 +272,38 @@ def test_a_cell_of_another_identity(run, change, kind):
         lambda record: described(identity=record.cell.identity | change)(record),
     )
     assert kind in run.kinds()
+
+
+def without(constants: dict[str, Any], name: str) -> dict[str, Any]:
+    return {own: value for own, value in constants.items() if own != name}
+
+
+OTHER_CONSTANTS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "another value": lambda constants: constants | {"tau": 0.9},
+    "an invalid value": lambda constants: constants | {"tau": "x"},
+    "a value of another type": lambda constants: constants | {"safeguards": 1},
+    "one more, which earlier versions had": lambda constants: constants | {"scatter_ridge": 1e-4},
+    "one less, although at its default": lambda constants: without(constants, "eps"),
+    "none": lambda constants: {},
+    "no table": lambda constants: None,
+    "names only": list,
+}
+
+
+@pytest.mark.parametrize("change", OTHER_CONSTANTS.values(), ids=OTHER_CONSTANTS.keys())
+@pytest.mark.parametrize("alone", [True, False])
+def test_cells_with_other_constants_than_the_sweeps(run, change, alone):
+    """Alone or all alike; no result is read from them."""
+    forged = {run.folder("tent")} if alone else set(run.folders.values())
+    specs = {spec for spec, folder in run.folders.items() if folder in forged}
+    for folder in forged:
+        identity = read(folder).cell.identity
+        changed = identity | {"constants": change(identity["constants"])}
+        run.forge(folder, described(identity=changed))
+    results, problems = load(run.sweep, run.out, run.out)
+    assert results is None
+    assert {problem.kind for problem in problems} == {"constants differ from the sweep's"}
+    assert {problem.where for problem in problems} == {spec.full for spec in specs}
 
 
 @pytest.mark.parametrize("file", ["samples.parquet", "batches.parquet", "cell.json"])

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import numbers
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
@@ -62,18 +61,6 @@ class Settings:
                 raise CasterError(f"{constant.name} must be {noun} above {low:g}, not {value!r}")
         if self.confidence >= 1:
             raise CasterError(f"confidence must be below 1, not {self.confidence!r}")
-
-
-RETIRED = frozenset({"scatter_ridge"})  # constants that only older records have
-
-
-def recorded(constants: Mapping[str, Any]) -> Settings:
-    """Settings of a record, without retired constants.
-
-    >>> recorded({"tau": 0.5, "scatter_ridge": 1e-4}).tau
-    0.5
-    """
-    return Settings(**{name: v for name, v in constants.items() if name not in RETIRED})
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ LIBRARIES = ("numpy", "scipy", "scikit-learn", "pyarrow", "torch", "timm")
 def identity_of(spec: Spec, admission: Admission) -> dict[str, Any]:
     """Return everything that determines a cell's record; its digest is the cell's key.
 
-    Revision 1 is omitted, so that records older than revisions keep their keys.
+    Revision 1 is omitted: with it, records would have other keys than the packed ones.
     """
     revision = entry_of(spec.method).revision
     return {

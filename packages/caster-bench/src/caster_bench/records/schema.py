@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from caster.config import RETIRED
-
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -115,11 +113,6 @@ class Cell:
     def revision(self) -> int:
         """Revision of the method; the first is not stated."""
         return int(self.identity.get("revision", 1))
-
-    @property
-    def retired(self) -> tuple[str, ...]:
-        """Constants of the fit that caster no longer has."""
-        return tuple(sorted(RETIRED & self.identity["constants"].keys()))
 
 
 @dataclass(frozen=True)

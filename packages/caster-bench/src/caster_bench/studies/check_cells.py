@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from caster.config import Settings, recorded
+from caster.config import Settings
 from caster.errors import CasterError
 from caster.io.files import file_digest
 from caster_bench.records.schema import DONE, Admission, Cell
 from caster_bench.records.store import Records, admission_path, read_admission
 from caster_bench.studies.check_gates import CONSTANTS
-from caster_bench.studies.naming import CERTIFICATE, OWN, inner_and_gate, uses_state
+from caster_bench.studies.naming import CERTIFICATE, OWN, inner_and_gate
 from caster_bench.sweeps import Spec, Sweep
 from caster_bench.sweeps.spec import CLASS_ORDERED, GATE, PRESET, frozen_value
 
@@ -121,7 +121,7 @@ def check_files(
 
 def check_cells(cells: Cells, admissions: Admissions, sweep: Sweep) -> Iterator[Problem]:
     """Check every cell on its own, and cells of one backbone or data set against each other."""
-    constants = recorded(sweep.constants)
+    constants = Settings(**sweep.constants)
     for spec, cell in cells.items():
         for kind in _cell_faults(spec, cell, constants):
             yield Problem(kind, spec.full)
@@ -187,10 +187,13 @@ def _as_given(spec: Spec, settings: dict[str, Any]) -> bool:
     return True
 
 
-def _settings(given: Any) -> Settings | None:
+def _settings(constants: Any) -> Settings | None:
+    """Constants of a cell; None if one is missing, unknown or invalid."""
+    if not isinstance(constants, dict) or constants.keys() != CONSTANTS:
+        return None
     try:
-        return recorded(given)
-    except (AttributeError, TypeError, CasterError):
+        return Settings(**constants)
+    except CasterError:
         return None
 
 
@@ -222,7 +225,7 @@ def _differences(cells: Cells, sweep: Sweep) -> Iterator[Problem]:
 
     A method has one revision on all backbones of a family, because tables pool a family, and a
     revision has the same settings everywhere. Reports name methods that have several revisions in a
-    sweep, or were fitted with constants that caster no longer has.
+    sweep.
     """
     first: dict[tuple[Any, ...], Any] = {}
     timed = frozenset(sweep.of("cost"))
@@ -233,7 +236,6 @@ def _differences(cells: Cells, sweep: Sweep) -> Iterator[Problem]:
             ("the version of caster",): cell.software.get("caster"),
             ("the choice of settings", spec.method, spec.settings, cell.revision): _resolved(cell),
             ("the revision of a method", _method(spec), family): cell.revision,
-            ("the set of constants", family): _retired(spec, cell),
             ("the hardware of the cost study",): hardware if spec in timed else None,
             ("the source data", spec.data): cell.identity.get("source"),
             ("the target data", spec.data): cell.identity.get("target"),
@@ -254,14 +256,6 @@ def _method(spec: Spec) -> str:
     'mixture-transport'
     """
     return inner_and_gate(spec.method)[0].removesuffix("-ungated")
-
-
-def _retired(spec: Spec, cell: Cell) -> tuple[str, ...] | None:
-    """Retired constants of a cell that depends on them; None if it does not."""
-    if cell.status != DONE or not uses_state(spec.method):
-        return None
-    constants = cell.identity.get("constants")
-    return cell.retired if isinstance(constants, dict) else None  # else reported separately
 
 
 def _defaults(spec: Spec, cell: Cell) -> dict[tuple[Any, ...], Any]:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from caster.config import Settings, recorded
+from caster.config import Settings
 from caster.core.verdict import (
     ACCEPTING,
     DECIDED,
@@ -67,7 +67,7 @@ def constants_of(spec: Spec, constants: Mapping[str, Any]) -> Settings:
     """Constants used by this cell's gate: the sweep's, unless the cell sets its own."""
     inner, gate = inner_and_gate(spec.method)
     given = spec.given.get(GATE, {}) if gate else spec.given if inner.startswith(OWN) else {}
-    return recorded({**constants, **{name: given[name] for name in given.keys() & CONSTANTS}})
+    return Settings(**{**constants, **{name: given[name] for name in given.keys() & CONSTANTS}})
 
 
 def gate_faults(

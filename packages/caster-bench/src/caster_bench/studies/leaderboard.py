@@ -19,7 +19,6 @@ from caster_bench.studies import runtime_cost
 from caster_bench.studies.corruption import FAMILIES, FROZEN, Entry, entry, unequal
 from caster_bench.studies.layers_streams import is_other, is_spare
 from caster_bench.studies.naming import STAR, STAR_NOTE, names, order_of, titles
-from caster_bench.studies.provenance import Version
 from caster_bench.studies.report import as_html
 from caster_bench.studies.results import Recorded, Results, shown
 from caster_bench.studies.score import Score
@@ -88,7 +87,7 @@ class Standing:
     gain: float
     backward: bool
     cost: Cost | None  # None: not measured
-    versions: tuple[Version, ...]  # of the method, in these records
+    revisions: tuple[int, ...]  # of the method, in these records
 
 
 @dataclass(frozen=True)
@@ -169,7 +168,7 @@ def rank(pool: Pool) -> tuple[Ranking, ...]:
                 each.mean.value - whole[FROZEN].mean.value,
                 any(score.backward for score in methods[method]),
                 pool.costs.get((board.family, method)),
-                tuple(sorted({results.provenance[s.spec].version for s in methods[method]})),
+                tuple(sorted({results.provenance[s.spec].revision for s in methods[method]})),
             )
             for method, each in whole.items()
         ]
@@ -294,11 +293,11 @@ def _overview(
     protocol: str, data: str, family: str, networks: str, rankings: Sequence[Ranking]
 ) -> Table:
     accuracy: dict[str, dict[int, float]] = defaultdict(dict)  # method: column: top-1
-    versions: dict[str, list[Version]] = defaultdict(list)
+    revisions: dict[str, list[int]] = defaultdict(list)
     for column, ranking in enumerate(rankings):
         for standing in ranking.standings:
             accuracy[standing.method][column] = standing.entry.mean.value
-            versions[standing.method] += standing.versions
+            revisions[standing.method] += standing.revisions
     rows = sorted(accuracy.items(), key=lambda row: (-len(row[1]), -fmean(row[1].values()), row[0]))
     (usual, _), *_ = Counter(each.board.batch_size for each in rankings).most_common()
     columns = [Column(_kind(each.board, usual), ".1f") for each in rankings]
@@ -313,7 +312,7 @@ def _overview(
             (
                 method,
                 *(_percent(found.get(column)) for column in range(len(columns))),
-                _numbers(versions[method]),
+                _numbers(revisions[method]),
             )
             for method, found in rows
         ),
@@ -359,18 +358,17 @@ def _values(standing: Standing) -> tuple[Value, ...]:
     return (
         *(standing.method, *shown(found.mean), points(standing.gain), points(found.harm)),
         *(points(max(0.0, *found.worst.values())), standing.backward),
-        *(points(cost.speed), points(cost.memory), cost.network, _numbers(standing.versions)),
+        *(points(cost.speed), points(cost.memory), cost.network, _numbers(standing.revisions)),
     )
 
 
-def _numbers(versions: Iterable[Version]) -> str:
-    """Revisions, with retired constants in brackets.
+def _numbers(revisions: Iterable[int]) -> str:
+    """Distinct revisions in order.
 
-    >>> _numbers([(6, ()), (1, ("scatter_ridge",)), (6, ())])
-    '1 (scatter_ridge), 6'
+    >>> _numbers([6, 1, 6])
+    '1, 6'
     """
-    found = sorted(set(versions))
-    return ", ".join(f"{n} ({', '.join(own)})" if own else str(n) for n, own in found)
+    return ", ".join(map(str, sorted(set(revisions))))
 
 
 def write_leaderboard(

@@ -48,16 +48,6 @@ def inner_and_gate(method: str) -> tuple[str, str]:
     return inner, gate
 
 
-def uses_state(method: str) -> bool:
-    """Whether a method or its gate uses the fitted state, and so the constants of the fit.
-
-    >>> [uses_state(name) for name in ("caster", "tent", "tent+referee", "layer-transport")]
-    [True, False, True, False]
-    """
-    inner, gate = inner_and_gate(method)
-    return gate in (CERTIFICATE, REFEREE) or inner.startswith((OWN, SOURCE_GDA, MIXTURE))
-
-
 def set_of(data: Data) -> str:
     """Return the published data set of the target, or else the data's own name.
 

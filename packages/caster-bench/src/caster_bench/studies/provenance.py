@@ -8,14 +8,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from caster_bench.records.schema import Cell
-from caster_bench.studies.naming import uses_state
 from caster_bench.studies.tables import Table, points
 
 if TYPE_CHECKING:
     from caster_bench.studies.results import Results
 
 
-Version = tuple[int, tuple[str, ...]]  # revision of a method, and retired constants of its fit
 CHECKPOINTS, DATA = "checkpoints", "data"  # tables with digests
 
 
@@ -29,7 +27,6 @@ class Provenance:
     weights: str | None  # digest of the weights in memory; None if rejected
     moments: str | None
     revision: int  # of the method
-    retired: tuple[str, ...]  # constants of its fit that caster no longer has
     accuracy: float | None  # on clean images
     source: str | None  # name and digest; None if refused before its data were read
     target: str | None
@@ -47,18 +44,12 @@ class Provenance:
             weights=cell.frozen.get("before"),
             moments=identity["moments"],
             revision=cell.revision,
-            retired=cell.retired if uses_state(spec["method"]) else (),
             accuracy=cell.admission["accuracy"],
             source=_data(identity["source"]),
             target=_data(identity["target"]),
             software=tuple((name, str(value)) for name, value in sorted(cell.software.items())),
             hardware=tuple((name, str(value)) for name, value in sorted(cell.hardware.items())),
         )
-
-    @property
-    def version(self) -> Version:
-        """What distinguishes records of one method with the same settings."""
-        return self.revision, self.retired
 
 
 def _data(data: dict[str, object] | None) -> str | None:
@@ -97,32 +88,19 @@ def provenance_tables(results: Results) -> list[Table]:
 
 
 def mixed_revisions(results: Results, study: str) -> list[str]:
-    """Sentences on methods of a study with several revisions or sets of constants."""
-    found: dict[str, dict[Version, set[str]]] = defaultdict(lambda: defaultdict(set))
+    """Sentences on methods of a study with several revisions."""
+    found: dict[str, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
     for spec in results.scores:
         if study in results.sweep.cells[spec]:
             title = results.sweep.backbones[spec.backbone].title
-            found[spec.method][results.provenance[spec].version].add(title)
+            found[spec.method][results.provenance[spec].revision].add(title)
     return [
         f"{method} has "
-        + " and ".join(f"{_called(n)} on {'; '.join(sorted(own))}" for n, own in sorted(by.items()))
+        + " and ".join(f"revision {n} on {'; '.join(sorted(own))}" for n, own in sorted(by.items()))
         + ". Rows for all backbones together mix them."
         for method, by in sorted(found.items())
         if len(by) > 1
     ]
-
-
-def _called(version: Version) -> str:
-    """A version in a sentence.
-
-    >>> _called((1, ("scatter_ridge",)))
-    'revision 1 with the retired constant scatter_ridge'
-    """
-    number, retired = version
-    if not retired:
-        return f"revision {number}"
-    noun = "constant" if len(retired) == 1 else "constants"
-    return f"revision {number} with the retired {noun} {', '.join(retired)}"
 
 
 def _files(own: Provenance, all_of: Iterable[Provenance]) -> str | None:

@@ -14,7 +14,7 @@ from typing import Any
 from matplotlib import rc_context, rcdefaults, rcParams
 
 from caster._version import __version__
-from caster.config import recorded
+from caster.config import Settings
 from caster.errors import CasterError
 from caster.io.files import move_into_place
 from caster.report import html
@@ -165,7 +165,7 @@ def render(
         sweep=results.sweep.sha256,
         origin="\n".join(as_html(table) for table in provenance_tables(results)),
         constants=html.constants(
-            recorded(results.sweep.constants), "Constants of caster used in the runs."
+            Settings(**results.sweep.constants), "Constants of caster used in the runs."
         ),
         version=escape(__version__),
     )

@@ -74,7 +74,9 @@ def examine(
 ) -> Examined:
     """Verify records as `verify` does, and apply `reading` to every finished record.
 
-    Cells that are not `needed` (by default all are) may be missing; if present they are verified.
+    `reading` relies on descriptions of cells, so it is skipped if there are problems before any
+    table is read. Cells that are not `needed` (by default all are) may be missing; if present they
+    are verified.
     """
     there = scan(out)
     if not any((there.cells, there.admissions, there.leftovers, there.foreign)):
@@ -101,7 +103,8 @@ def examine(
     problems += check_cells(cells, admissions, sweep)
     read: dict[Spec, Any] = {}
     few = len(found) < (FEW_PACKED_CELLS if isinstance(out, Pack) else FEW_CELLS)
-    check = partial(check_stream, constants=sweep.constants, reading=reading)
+    sound = None if problems else reading
+    check = partial(check_stream, constants=sweep.constants, reading=sound)
     problems += _check_streams(found, few, read, check, progress)
     return Examined(sorted(set(problems)), found, read)
 
