@@ -32,7 +32,9 @@ def packed(run, tmp_path_factory) -> Path:
 
 
 @pytest.mark.whole
-def test_the_report_of_a_pack_made_elsewhere_is_the_runs(run, results, packed, tmp_path):
+def test_the_report_of_a_pack_made_elsewhere_is_the_runs(
+    run, results, packed, tmp_path, rendered_figures
+):
     _, out = run
     reporting.write_report(results, tmp_path / "here")
     (tmp_path / "matplotlibrc").write_text("font.size: 14\nsvg.fonttype: none\n")

@@ -70,6 +70,8 @@ def drawn(draw: Callable[[Figure, str], None], height: float) -> Figure:
             text.set_parse_math(False)
     figure.draw_without_rendering()
     figure.set_layout_engine("none")  # fix the layout for all formats
+    for axes in figure.axes:  # processors differ in the last digits, which enter ids of an SVG
+        axes.set_position([round(value, 6) for value in axes.get_position().bounds])  # type: ignore[arg-type]
     return figure
 
 
