@@ -27,6 +27,7 @@ severities = [3]
 batch_sizes = [32]
 methods = ["frozen", "caster", "tent"]
 """
+LAYERNORM = SMALL.replace("resnet", "convnext").replace('"batch"', '"layer"')  # Tent is inert
 
 
 class Inline:

@@ -130,24 +130,6 @@ def test_predictions_are_those_of_the_method_without_the_engine(
         assert record.batches.confident_classes[batch] == prediction.verdict.classes
 
 
-def test_an_inert_method_is_recorded_as_it_answers_without_the_engine(
-    miniature, checkpoints, records
-):
-    """The engine takes its answers from the frozen pass."""
-    where = {"backbone": "convnext", "data": "digits", "conditions": NOISE["conditions"]}
-    record = one(records, **where, method="tent")
-    images, _, _ = images_of(record)
-    model = model_of(checkpoints, record)
-    state = states.load(miniature[1] / "sources" / "convnext--digits.caster")
-    method = methods.create("tent", model, state)
-    for batch, (_, given) in enumerate(batches_of(model, images, record)):
-        prediction = method.predict(given)
-        found = record.samples.prediction[record.samples.batch == batch]
-        np.testing.assert_array_equal(prediction.logits.argmax(1), found)
-        given_back = (prediction.accepted, prediction.reason)
-        assert given_back == (record.batches.accepted[batch], record.batches.reason[batch])
-
-
 def test_the_ungated_transport_records_what_any_gate_needs(records):
     gated, ungated = (one(records, **NOISE, method=m) for m in ("caster", "caster-ungated"))
     np.testing.assert_array_equal(gated.batches.ratio, ungated.batches.ratio)

@@ -27,7 +27,7 @@ from caster_bench.records.schema import REFUSED
 from caster_bench.records.store import cells_of, read, scan
 from caster_bench.studies.verify import verify
 from tests.support.command_line import cli
-from tests.support.inline import SMALL, run_inline, sweep_of
+from tests.support.inline import LAYERNORM, SMALL, run_inline, sweep_of
 from tests.support.miniature import ENVIRONMENT, start
 from tests.support.record_maker import of_format
 from tests.support.sampling import sampled
@@ -296,6 +296,23 @@ def test_damage_that_only_verify_finds_stops_no_plan(tmp_path, checkpoints, smal
     assert (plan.missing, costs.measured) == ([], 0)
     assert sum(map(costs.cell, plan.wanted)) > 0
     assert "changed or damaged" in {problem.kind for problem in verify(sweep, out, checkpoints)}
+
+
+def test_inert_methods_are_planned_without_the_frozen_pass_they_share(tmp_path, checkpoints):
+    """Their records tell; behind a gate they have a pass of their own."""
+    text = LAYERNORM.replace('"caster"', '"tent+certificate"')
+    sweep, out = sweep_of(tmp_path, text), tmp_path / "out"
+    context = RunContext.of(sweep, out, checkpoints)
+    by_method = {spec.method: spec for spec in sweep.cells}
+
+    def passes(method):
+        costs = Costs(make_plan(sweep, context))
+        return costs.cell(by_method[method]) / costs.frozen(by_method[method])
+
+    assert passes("tent") == pytest.approx(3.5)
+    run_inline(sweep, out, checkpoints)
+    assert passes("tent") < 0.3
+    assert passes("tent+certificate") > 0.7
 
 
 def test_missing_data_fail_only_their_own_cells(tmp_path, checkpoints, monkeypatch):

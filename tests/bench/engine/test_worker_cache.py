@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from threadpoolctl import threadpool_info
@@ -21,9 +22,10 @@ from caster_bench.engine.plan import groups_of
 from caster_bench.engine.run import run
 from caster_bench.engine.run_context import RunContext
 from caster_bench.engine.worker_cache import WeightGuard
+from caster_bench.methods.protocol import inert_prediction
 from caster_bench.methods.registry import create
 from caster_bench.records.store import read, scan
-from tests.support.inline import SMALL, Inline, run_inline, sweep_of
+from tests.support.inline import LAYERNORM, SMALL, Inline, run_inline, sweep_of
 
 CONTRAST, FOG = (("contrast", 3),), (("fog", 3),)
 
@@ -72,6 +74,97 @@ def test_a_method_that_changes_the_frozen_model_has_no_record(tmp_path, checkpoi
         for when in ("before", "after")
     }
     assert len(digests) == 1
+
+
+INERT = LAYERNORM.replace('"frozen", "caster", "tent"', '"frozen", "tent", "eata"')
+
+
+def counted(cache, spec):
+    """Sizes of the batches that the module of a cell's backbone gets from now on."""
+    module = cache.backbone(spec, cache.admission(spec)).model.module
+    sizes = []
+    module.register_forward_pre_hook(lambda _, given: sizes.append(len(given[0])))
+    return sizes
+
+
+def test_inert_methods_share_the_frozen_pass_after_their_first_batch(tmp_path, checkpoints):
+    cache, (clean, _) = admitted(tmp_path, checkpoints, INERT)
+    sizes = counted(cache, clean[0])
+    assert run_group(cache, clean).failures == []
+    assert sizes == [32, 32, 32, *[32] * 2]  # the frozen pass, then Tent and EATA
+    for record in map(read, scan(tmp_path / "out").cells):
+        assert record.cell.method["inert"] == (record.spec.method != "frozen")
+        expected = "inert" if record.cell.method["inert"] else "frozen"
+        assert set(record.batches.reason) == {expected}
+        assert not record.batches.accepted.any()
+        np.testing.assert_array_equal(record.samples.prediction, record.samples.frozen)
+
+
+class Claiming:
+    """Says that it is inert, and changes the answer."""
+
+    name, inert = "claiming", True
+
+    def __init__(self, frozen, changes):
+        self.frozen, self.changes = frozen, changes
+
+    def predict(self, images):
+        answer = inert_prediction(self.frozen, images)
+        return replace(answer, **{name: change(answer) for name, change in self.changes.items()})
+
+    def reset(self):
+        pass
+
+    def retained(self):
+        return self.frozen.retained()
+
+
+class ClaimingByMistake(Claiming):
+    def inert(self):  # without @property
+        return True
+
+
+def make_claim(monkeypatch, kind, **changes):
+    """Use such a method for Tent."""
+
+    def make(name, model, source, **settings):
+        method = create(name, model, source, **settings)
+        return kind(method.frozen, changes) if name == "tent" else method
+
+    monkeypatch.setattr(workers, "create", make)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"logits": lambda answer: answer.logits.nextafter(torch.tensor(9.0))}, "logits differ"),
+        ({"accepted": lambda answer: True}, "accepted is True"),
+        ({"reason": lambda answer: "ungated"}, "reason is 'ungated'"),
+    ],
+)
+def test_a_method_that_is_not_inert_as_it_says_has_no_record(
+    tmp_path, checkpoints, monkeypatch, changes, why
+):
+    cache, (clean, _) = admitted(tmp_path, checkpoints, INERT)
+    make_claim(monkeypatch, Claiming, **changes)
+    ((spec, message),) = run_group(cache, clean).failures
+    assert spec.method == "tent"
+    assert "claiming says that it is inert, but does not answer as the frozen model" in message
+    assert why in message
+    done = {read(folder).spec.method for folder in scan(tmp_path / "out").cells}
+    assert done == {"frozen", "eata"}
+
+
+def test_an_inert_that_is_no_property_is_no_claim(tmp_path, checkpoints, monkeypatch):
+    """The method answers every batch itself."""
+    cache, (clean, _) = admitted(tmp_path, checkpoints, INERT)
+    make_claim(monkeypatch, ClaimingByMistake, reason=lambda answer: "ungated")
+    sizes = counted(cache, clean[0])
+    assert run_group(cache, clean).failures == []
+    assert sizes == [32] * (3 + 3 + 1)
+    by_name = {record.spec.method: record for record in map(read, scan(tmp_path / "out").cells)}
+    assert not by_name["tent"].cell.method["inert"]
+    assert set(by_name["tent"].batches.reason) == {"ungated"}
 
 
 def test_methods_that_read_the_source_are_reused_while_groups_need_them(tmp_path, checkpoints):

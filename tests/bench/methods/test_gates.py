@@ -79,6 +79,21 @@ def test_an_inert_method_behind_a_gate_stays_inert():
     assert (given.accepted, given.reason, given.ratio) == (False, "inert", 0.5)
 
 
+@pytest.mark.parametrize(("name", "passes"), [("tent", 1), ("source-gda", 1), ("sar", 3)])
+def test_a_method_that_needs_no_pass_of_its_own_shares_the_one_of_its_gate(name, passes):
+    own, known = model("layer"), source("layer")
+    (batch,) = stream(1)
+    own(batch)  # finds its head
+    calls = []
+    own.module.register_forward_pre_hook(lambda *_: calls.append(1))
+    method = Gated(create(name, own, known), Every(1))
+    calls.clear()
+    found = method.predict(batch)
+    assert len(calls) == passes
+    alone = create(name, own, known).predict(batch)
+    assert torch.equal(torch.as_tensor(found.logits), torch.as_tensor(alone.logits))
+
+
 @pytest.mark.parametrize("gate", ["certificate", "referee"])
 def test_any_method_can_be_gated_by_name(gate):
     method = create(f"bn-adapt+{gate}", model(), source())

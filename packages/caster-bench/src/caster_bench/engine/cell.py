@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caster.core.arrays import to_numpy
-from caster.core.verdict import KNOWN
+from caster.core.verdict import INERT, KNOWN
 from caster.errors import CasterError, is_disk_full, machine_message
 from caster.models.protocol import Outputs
 from caster_bench.data.streams import Batch, Condition, make_stream
@@ -26,7 +26,14 @@ from caster_bench.engine.record import write_done, write_rejected
 from caster_bench.engine.run_context import CPU
 from caster_bench.engine.shared_images import corrupted
 from caster_bench.engine.worker_cache import LoadedBackbone, WorkerCache, tf32_matmul
-from caster_bench.methods.protocol import Method, OnFeatures, Prediction, inert_answer
+from caster_bench.methods.checks.fingerprint import same
+from caster_bench.methods.protocol import (
+    Method,
+    Prediction,
+    answer_from_outputs,
+    inert_answer,
+    is_inert,
+)
 from caster_bench.sweeps import Spec
 
 WARM_UP = 5  # batches before a timed cell
@@ -103,7 +110,9 @@ class _Group:
                     self._run_timed(spec, frozen)
                     continue
                 method = self._method(spec)
-                if (answer := _answer_to_outputs(method)) is not None:
+                if is_inert(method):
+                    self._check_inert(method, outputs[0])
+                if (answer := answer_from_outputs(method)) is not None:
                     found = self._predict(spec, method, answer, outputs, seconds)
                 else:
                     with tf32_matmul(self.cache.context):
@@ -119,6 +128,26 @@ class _Group:
             if is_disk_full(error):
                 raise
             self.result.failures.append((spec, one_line(error)))
+
+    def _check_inert(self, method: Method, outputs: Outputs) -> None:
+        """Fail unless an inert method answers the first batch as the frozen model.
+
+        The other batches never reach it, so its record could not show that it is not inert.
+        """
+        method.reset()
+        self._synchronise()
+        began = perf_counter()
+        with tf32_matmul(self.cache.context):
+            found = method.predict(next(iter(self.batches)))
+            expected = inert_answer(method.frozen, outputs)
+        equal = same(found.logits, expected.logits)
+        self.result.passes += perf_counter() - began
+        if not equal or found.accepted or found.reason != INERT:
+            raise CasterError(
+                f"{method.name} says that it is inert, but does not answer as the frozen model: "
+                f"on the first batch logits {'are equal' if equal else 'differ'}, accepted is "
+                f"{found.accepted} and reason is {found.reason!r}"
+            )
 
     def _run_timed(self, spec: Spec, frozen: NDArray[np.int64]) -> None:
         """Run a cell with nothing else in memory, timed after a few warm-up batches."""
@@ -183,15 +212,6 @@ class _Group:
             import torch
 
             torch.cuda.synchronize()
-
-
-def _answer_to_outputs(method: Method) -> Callable[[Outputs], Prediction] | None:
-    """How a method answers from the frozen model's outputs; None if it needs passes of its own."""
-    if isinstance(method, OnFeatures):
-        return method.answer
-    if getattr(method, "inert", False):
-        return partial(inert_answer, method.frozen)
-    return None
 
 
 @dataclass(frozen=True, eq=False)

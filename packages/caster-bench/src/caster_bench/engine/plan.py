@@ -21,6 +21,7 @@ from caster_bench.records.store import cells_of, is_whole, read, read_cell, scan
 from caster_bench.sweeps import Spec, Sweep, select
 
 Pair = tuple[str, str]  # backbone and data
+Label = tuple[str, str, str]  # backbone, data, and a method with its settings
 CELLS_PER_GROUP = 6  # cells of a stream that one worker runs, after one frozen pass
 
 
@@ -160,7 +161,7 @@ class Costs:
         self._cells: dict[Spec, float] = {}
         self.unopened: dict[str, CasterError] = {}  # data whose images cannot be counted, and why
         self._lengths: dict[str, int] = {}  # images of data that were opened
-        self._rates = _measured_rates(plan)  # (backbone, data, label): seconds per image
+        self._rates, self._inert = _measured_rates(plan)
         self._default = DEFAULT_RATE["cuda" if plan.context.on_gpu else "cpu"]
 
     @property
@@ -206,9 +207,10 @@ class Costs:
 
     def _cell(self, spec: Spec) -> float:
         entry, frozen = entry_of(spec.method), self.frozen(spec)
-        on_features = entry.gate is None and "torch module" not in entry.needs
-        shared = on_features and not spec.alone
-        rate = self._rates.get((spec.backbone, spec.data, spec.label))
+        where = spec.backbone, spec.data, spec.label
+        on_outputs = "torch module" not in entry.needs or where in self._inert
+        shared = on_outputs and entry.gate is None and not spec.alone
+        rate = self._rates.get(where)
         if rate is not None:
             return max(self.images(spec) * rate - (frozen if shared else 0.0), 0.0)
         return frozen * (FEATURES_ONLY if shared else _passes(entry))
@@ -219,24 +221,28 @@ class Costs:
         return self.frozen(specs[0]) + sum(map(self.cell, specs))
 
 
-def _measured_rates(plan: Plan) -> dict[tuple[str, str, str], float]:
-    sampled: dict[tuple[str, str, str], list[Spec]] = {}
+def _measured_rates(plan: Plan) -> tuple[dict[Label, float], set[Label]]:
+    """Seconds per image of methods on backbones, and which of them are inert."""
+    sampled: dict[Label, list[Spec]] = {}
     for spec in plan.wanted:
         if plan.has_record(spec):
             specs = sampled.setdefault((spec.backbone, spec.data, spec.label), [])
             if len(specs) < SAMPLED:
                 specs.append(spec)
-    rates = {}
+    rates, inert = {}, set()
     for name, specs in sampled.items():
         batches = []
         for spec in specs:
             with suppress(CasterError):  # damaged: `caster bench verify` reports it
                 record = read(cells_of(plan.context.out) / plan.keys[spec])
-                batches += [record.batches] if record.batches is not None else []
+                if record.batches is not None:
+                    batches.append(record.batches)
+                    if record.cell.method["inert"]:
+                        inert.add(name)
         if batches:
             seconds = sum(float(table.seconds.sum()) for table in batches)
             rates[name] = seconds / sum(int(table.size.sum()) for table in batches)
-    return rates
+    return rates, inert
 
 
 def _passes(entry: Entry) -> float:

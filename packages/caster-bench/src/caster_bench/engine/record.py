@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from caster_bench.engine.cell_settings import entry_of, settings_of
 from caster_bench.engine.run_context import CPU, RunContext
 from caster_bench.methods.gates import Gated
+from caster_bench.methods.protocol import Method, is_inert
 from caster_bench.records.parquet import as_batches, as_samples
 from caster_bench.records.schema import DONE, REFUSED, Admission, Cell
 from caster_bench.records.store import cells_of, write
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from caster_bench.data.streams import Stream
     from caster_bench.engine.cell import StreamPredictions
     from caster_bench.engine.worker_cache import LoadedBackbone
-    from caster_bench.methods.protocol import Method
 
 COMMIT = "CASTER_COMMIT"
 LIBRARIES = ("numpy", "scipy", "scikit-learn", "pyarrow", "torch", "timm")
@@ -36,7 +36,7 @@ LIBRARIES = ("numpy", "scipy", "scikit-learn", "pyarrow", "torch", "timm")
 def identity_of(spec: Spec, admission: Admission) -> dict[str, Any]:
     """Return everything that determines a cell's record; its digest is the cell's key.
 
-    Revision 1 is omitted: with it, records would have other keys than the packed ones.
+    Revision 1 is omitted, so that packed records keep their keys.
     """
     revision = entry_of(spec.method).revision
     return {
@@ -93,7 +93,7 @@ def write_done(
         reason=None,
         admission=_describe_admission(backbone.admission),
         method={
-            "inert": bool(getattr(inner, "inert", False)),
+            "inert": is_inert(inner),
             "gradients": entry.gradients,
             "revision": entry.revision,
             "settings": settings_of(spec),

@@ -12,7 +12,7 @@ from array_api_compat import array_namespace
 from caster.core.verdict import DISAGREEMENT, Verdict
 from caster.errors import CasterError
 from caster.models.protocol import FrozenModel, Outputs
-from caster_bench.methods.protocol import Method, OnFeatures, Prediction, Retained
+from caster_bench.methods.protocol import Method, Prediction, Retained, answer_from_outputs
 from caster_bench.methods.source import Source, moment_bytes, unguarded_adapter
 
 ACCEPTED = "accepted"
@@ -160,13 +160,11 @@ class Gated:
         measured: dict[str, Any] = {"ratio": decision.ratio, "verdict": decision.verdict}
         if not decision.accepted:
             return replace(self.frozen.answer(outputs), reason=decision.reason, **measured)
-        if isinstance(self.method, OnFeatures):  # share the forward pass
-            answer = self.method.answer(outputs)
-        else:
-            answer = self.method.predict(images)
-        if not answer.accepted:  # keep the method's own reason
-            return replace(answer, **measured)
-        return replace(answer, reason=decision.reason, **measured)
+        answer = answer_from_outputs(self.method)  # shares the forward pass
+        found = self.method.predict(images) if answer is None else answer(outputs)
+        if not found.accepted:  # keep the method's own reason
+            return replace(found, **measured)
+        return replace(found, reason=decision.reason, **measured)
 
     def reset(self) -> None:
         """Reset method and gate."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Callable
 from dataclasses import KW_ONLY, InitVar, dataclass, field, fields, replace
+from functools import partial
 from numbers import Integral
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from caster.adapt.estimator import Caster
 from caster.core.linalg import Array
@@ -81,6 +83,16 @@ class Method(Protocol):
 
     def retained(self) -> Retained:
         """Count the bytes kept between batches."""
+        ...
+
+
+@runtime_checkable
+class CanBeInert(Method, Protocol):
+    """A method that may find nothing to adapt in a model."""
+
+    @property
+    def inert(self) -> bool:
+        """Whether it finds nothing: it answers as the frozen model and never changes."""
         ...
 
 
@@ -167,8 +179,25 @@ def inert_prediction(frozen: Frozen, images: Any) -> Prediction:
 
 
 def inert_answer(frozen: Frozen, outputs: Outputs) -> Prediction:
-    """Do so from the frozen model's outputs, which several methods can share."""
+    """Answer as the frozen model, from outputs it has already computed."""
     return replace(frozen.answer(outputs), reason=INERT)
+
+
+def is_inert(method: Method) -> bool:
+    """Whether a method says that it has nothing to adapt.
+
+    An `inert()` without @property says nothing: it would be true of any model.
+    """
+    return isinstance(method, CanBeInert) and method.inert is True
+
+
+def answer_from_outputs(method: Method) -> Callable[[Outputs], Prediction] | None:
+    """Return the function that answers from the frozen model's outputs, or None."""
+    if isinstance(method, OnFeatures):
+        return method.answer
+    if is_inert(method):
+        return partial(inert_answer, method.frozen)
+    return None
 
 
 def nbytes(*arrays: Any) -> int:

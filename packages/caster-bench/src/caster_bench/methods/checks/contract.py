@@ -33,7 +33,7 @@ from caster_bench.methods.checks.fingerprint import (
     state_of,
 )
 from caster_bench.methods.gates import Decision, Gate, Gated
-from caster_bench.methods.protocol import Method, Prediction
+from caster_bench.methods.protocol import Method, Prediction, is_inert
 
 Make = Callable[[], Method]
 Check = Callable[[Make, Sequence[Any]], None]
@@ -207,7 +207,7 @@ def rejected_is_frozen(make: Make, stream: Stream) -> None:
     An inert method accepts no batch, gives that reason, and never changes.
     """
     method = make()
-    inert = getattr(method, "inert", False)
+    inert = is_inert(method)
     before = method_state(method)
     for i, batch in enumerate(stream.batches):
         answer = method.predict(batch)
