@@ -28,10 +28,10 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from pathlib import Path
-from threading import BoundedSemaphore
+from threading import BoundedSemaphore, Lock
 from typing import Any, NamedTuple
 
 from caster.errors import CasterError
@@ -101,24 +101,27 @@ class Recorder:
 
     def __init__(self, runs: Path, packs: Path, workers: int, at_once: int) -> None:
         self.runs, self.packs, self.workers = runs, packs, workers
-        # Separate limits, so that no network waits for the recording of another to be trained.
+        # Separate limits: training never waits for the recording of another network.
         self._training, self._recording = (BoundedSemaphore(at_once) for _ in range(2))
-        self._running: set[subprocess.Popen[bytes]] = set()
+        self._lock = Lock()  # no command starts once `_stop` has interrupted the others
+        self._started: list[subprocess.Popen[bytes]] = []
         self._stopped = False
 
     def __call__(self, networks: dict[str, list[Use]]) -> bool:
-        """Record all networks, and merge their packs; return whether everything succeeded."""
+        """Record all networks, and merge their packs; return whether everything succeeded.
+
+        An interrupt or an error of one network stops all. Commands run in threads of the pool, so
+        an interrupt never falls between the start of one and its registration, and the pool waits
+        for those that are stopped.
+        """
         with ThreadPoolExecutor(len(networks)) as pool:
             try:
-                recorded = list(pool.map(self._record, networks, networks.values()))
-            except KeyboardInterrupt:
+                recording = [pool.submit(self._record, *own) for own in networks.items()]
+                recorded = [each.result() for each in as_completed(recording)]
+                return pool.submit(self._finish, networks).result() and all(recorded)
+            except BaseException:
                 self._stop()
                 raise
-        uses = [use for own in networks.values() for use in own]
-        for checkpoint, own in networks.items():
-            if Path(checkpoint).exists():
-                recorded += [self._run(checkpoint, use, use.timed, 1) for use in own if use.timed]
-        return all([*recorded, *map(self._merge, {use.sweep: use.path for use in uses}.items())])
 
     def _record(self, checkpoint: str, uses: Sequence[Use]) -> bool:
         """Train one network, and record it in every sweep that has it."""
@@ -128,8 +131,8 @@ class Recorder:
                 say(f"left out: there is no {checkpoint}")
                 return False
             with self._training:
-                log, words = self._log(checkpoint), ["train", *arguments]
-                if not self._step(log, f"training {checkpoint}", words):
+                log, command = self._log(checkpoint), ["train", *arguments]
+                if not self._step(log, f"training {checkpoint}", command):
                     return False
         with self._recording:
             recorded = [
@@ -138,6 +141,17 @@ class Recorder:
                 if use.shared
             ]
         return all(recorded)
+
+    def _finish(self, networks: dict[str, list[Use]]) -> bool:
+        """Record timed cells one by one, and merge the packs of every sweep."""
+        uses = [(checkpoint, use) for checkpoint, own in networks.items() for use in own]
+        timed = [
+            self._run(checkpoint, use, use.timed, 1)
+            for checkpoint, use in uses
+            if use.timed and Path(checkpoint).exists()
+        ]
+        merged = [self._merge(*own) for own in {use.sweep: use.path for _, use in uses}.items()]
+        return all([*timed, *merged])
 
     def _run(self, checkpoint: str, use: Use, only: Sequence[str], workers: int) -> bool:
         """Record and pack some studies of a network, by default all of them."""
@@ -153,9 +167,10 @@ class Recorder:
     def _log(self, checkpoint: str) -> Path:
         return self.runs / f"{Path(checkpoint).stem}.log"
 
-    def _merge(self, of: tuple[str, Path]) -> bool:
+    def _merge(self, sweep: str, path: Path) -> bool:
         """Merge the packs of a sweep's networks into a new one."""
-        sweep, path = of
+        if self._stopped:
+            return False  # and keep the pack that is there
         whole = self.packs / sweep
         shutil.rmtree(whole, ignore_errors=True)
         merged = [
@@ -172,9 +187,9 @@ class Recorder:
         self, log: Path, what: str, arguments: Sequence[object], low_priority: bool = False
     ) -> bool:
         """Run a command with its output in a log; return whether it succeeded."""
-        if self._stopped:
-            return False
-        with log.open("a") as file:
+        with log.open("a") as file, self._lock:
+            if self._stopped:
+                return False
             process = subprocess.Popen(
                 [*BENCH, *map(str, arguments)],
                 stdout=file,
@@ -182,11 +197,10 @@ class Recorder:
                 env=os.environ | (LOW_PRIORITY if low_priority else {}),
                 start_new_session=True,  # only `_stop` interrupts it, and once
             )
-            self._running.add(process)
-            code = process.wait()
-            self._running.discard(process)
+            self._started.append(process)
+        code = process.wait()
         if code in (-signal.SIGINT, 128 + signal.SIGINT):
-            self._stopped = True
+            self._stop()
         if code == 0 or self._stopped:
             say(f"{what} {'done' if code == 0 else 'stopped'}")
         else:
@@ -195,10 +209,12 @@ class Recorder:
         return code == 0
 
     def _stop(self) -> None:
-        """Interrupt all commands; they store their work."""
-        self._stopped = True
-        for process in list(self._running):
-            process.send_signal(signal.SIGINT)
+        """Interrupt all commands that still run, once; they store their work."""
+        with self._lock:
+            running = [] if self._stopped else self._started
+            self._stopped = True
+            for process in running:
+                process.send_signal(signal.SIGINT)
 
 
 def say(text: str) -> None:

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from functools import partial
 from importlib import import_module
@@ -20,12 +21,17 @@ sys.path.append(str(ROOT / "benchmarks"))
 
 record = import_module("record")
 
-# Stands in for `caster bench`: logs its words, and trains, fails or is interrupted as a file says.
 FAKE = r"""
-import pathlib, sys
+import atexit, pathlib, sys, time
 words = sys.argv[1:]
+def log(when):
+    with open("events", "a") as file:
+        file.write(when + " " + words[0] + "\n")
+atexit.register(log, "end")
+log("start")
 with open("calls", "a") as file:
     file.write(" ".join(words) + "\n")
+{does}
 if words[0] == "train":
     pathlib.Path(words[-1]).touch()
 if words[0] == "pack":
@@ -53,6 +59,8 @@ SECOND = """
 family = "batch"
 checkpoint = "checkpoints/resnet18-cifar10-1.safetensors"
 """
+THIRD = SECOND.replace("other", "another").replace("10-1", "10-2")
+COST = '[[grid]]\nstudy = "cost"\nmethods = ["frozen", "tent"]\nalone = true\n'
 PUBLISHED = """
 [backbones.published]
 family = "batch"
@@ -60,10 +68,15 @@ checkpoint = "checkpoints/keras_resnet50.safetensors"
 """
 
 
+def stand_in(does: str = "") -> list[str]:
+    """`caster bench` that logs words, start and end, does something, and exits as a file says."""
+    return [sys.executable, "-c", FAKE.replace("{does}", does)]
+
+
 @pytest.fixture
 def workdir(tmp_path, monkeypatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(record, "BENCH", [sys.executable, "-c", FAKE])
+    monkeypatch.setattr(record, "BENCH", stand_in())
     monkeypatch.setattr(record.shutil, "which", lambda name: None)
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "code").write_text("0")
@@ -100,9 +113,7 @@ def test_a_network_is_trained_once_and_recorded_in_every_sweep(workdir, monkeypa
 
 
 def test_timed_cells_wait_until_all_networks_are_done(workdir, monkeypatch):
-    grid = '[[grid]]\nstudy = "cost"\nmethods = ["frozen", "tent"]\nalone = true\n'
-    text = SWEEP.format(name="first", more=SECOND).replace("tent", "eata") + grid
-    (workdir / "first.toml").write_text(text)
+    (workdir / "first.toml").write_text(SWEEP.format(name="first", more=SECOND) + COST)
     code, calls = called(workdir, monkeypatch, "first.toml", "--at-once", "2")
     assert code == 0
     *beside, first, second, third, fourth, _, _ = calls
@@ -120,14 +131,12 @@ def test_timed_cells_wait_until_all_networks_are_done(workdir, monkeypatch):
 def test_the_next_network_is_trained_while_another_is_recorded(workdir, monkeypatch):
     """The first recording waits for the second training; with one limit for both it would fail."""
     waiting = """if words[0] == "run" and "small" in words:
-    import time
     deadline = time.monotonic() + 20
     while "cifar10-1" not in pathlib.Path("calls").read_text():
         assert time.monotonic() < deadline
         time.sleep(0.05)
 """
-    fake = FAKE.replace('if words[0] == "run":', f'{waiting}if words[0] == "run":')
-    monkeypatch.setattr(record, "BENCH", [sys.executable, "-c", fake])
+    monkeypatch.setattr(record, "BENCH", stand_in(waiting))
     (workdir / "first.toml").write_text(SWEEP.format(name="first", more=SECOND))
     code, calls = called(workdir, monkeypatch, "first.toml", "--at-once", "1")
     assert code == 0
@@ -156,28 +165,118 @@ def test_packs_are_merged_into_a_new_one_when_all_networks_are_done(workdir, mon
     assert list((workdir / "packs" / "first").iterdir()) == []
 
 
-@pytest.mark.parametrize("start", [None, partial(signal.signal, signal.SIGINT, signal.SIG_IGN)])
-def test_an_interrupt_of_this_process_alone_ends_its_commands(workdir, start):
-    """Also if it was started by a script, in the background."""
-    fake = FAKE.replace('if words[0] == "run":', 'if words[0] == "run":\n    time.sleep(60)')
+def most_at_once(workdir: Path, command: str) -> int:
+    """How many runs of a command overlapped at most."""
+    running, most = 0, 0
+    for event in (workdir / "events").read_text().splitlines():
+        when, own = event.split()
+        running += {"start": 1, "end": -1}[when] * (own == command)
+        most = max(most, running)
+    assert running == 0
+    return most
+
+
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_only_so_many_networks_are_trained_or_recorded_at_once(workdir, monkeypatch, at_once):
+    """Long enough for three of each to overlap without a limit."""
+    slow = 'time.sleep({"train": 0.4, "run": 0.9}.get(words[0], 0))'
+    monkeypatch.setattr(record, "BENCH", stand_in(slow))
+    (workdir / "first.toml").write_text(SWEEP.format(name="first", more=SECOND + THIRD))
+    code, calls = called(workdir, monkeypatch, "first.toml", "--at-once", str(at_once))
+    assert code == 0
+    assert [line.split()[0] for line in calls].count("run") == 3
+    assert 1 <= most_at_once(workdir, "train") <= at_once
+    assert 1 <= most_at_once(workdir, "run") <= at_once
+
+
+def interrupted(workdir: Path, ready, *words: str, sleeping: str, start=None) -> list[str]:
+    """Commands called until the script alone is interrupted, when their log is ready."""
+    bench = stand_in(f"if {sleeping}: time.sleep(60)")
     script = (
         f"import sys; sys.path.append({str(ROOT / 'benchmarks')!r}); import record; "
-        f"record.BENCH = [sys.executable, '-c', {'import time' + fake!r}]; record.main()"
+        f"record.BENCH = {bench!r}; record.main()"
     )
     process = subprocess.Popen(
-        [sys.executable, "-c", script, "first.toml"],
+        [sys.executable, "-c", script, "first.toml", *words],
         stderr=subprocess.PIPE,
         text=True,
         preexec_fn=start,
     )
-    calls, deadline = workdir / "calls", time.monotonic() + 30
-    while not (calls.exists() and "run " in calls.read_text()):
+    log, deadline = workdir / "calls", time.monotonic() + 30
+    while not (log.exists() and ready(log.read_text())):
         assert time.monotonic() < deadline
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     _, error = process.communicate(timeout=30)
     assert process.returncode == 1
     assert error.strip() == "stopped: the same command continues"
+    events = (workdir / "events").read_text().split()
+    assert events.count("start") == events.count("end")  # also that of a sleeping command
+    return log.read_text().splitlines()
+
+
+@pytest.mark.parametrize("start", [None, partial(signal.signal, signal.SIGINT, signal.SIG_IGN)])
+def test_an_interrupt_of_this_process_alone_ends_its_commands(workdir, start):
+    """Also if it was started by a script, in the background."""
+    calls = interrupted(
+        workdir, lambda text: "run " in text, sleeping='words[0] == "run"', start=start
+    )
+    assert [line.split()[0] for line in calls] == ["train", "run"]
+
+
+def test_an_interrupt_starts_none_of_the_waiting_networks(workdir):
+    """While one of three is recorded, another is trained, and the third waits."""
+    (workdir / "first.toml").write_text(SWEEP.format(name="first", more=SECOND + THIRD))
+    calls = interrupted(
+        workdir,
+        lambda text: "run " in text and text.count("train ") == 2,
+        *("--at-once", "1"),
+        sleeping='words[0] == "run" or pathlib.Path("calls").read_text().count("train ") == 2',
+    )
+    assert sorted(line.split()[0] for line in calls) == ["run", "train", "train"]
+
+
+def test_an_interrupt_while_timed_cells_run_ends_them_and_keeps_the_merged_pack(workdir):
+    (workdir / "first.toml").write_text(SWEEP.format(name="first", more=SECOND) + COST)
+    merged = workdir / "packs" / "first" / "merged-before"
+    merged.parent.mkdir(parents=True)
+    merged.touch()
+    calls = interrupted(workdir, lambda text: "--only cost" in text, sleeping='"cost" in words')
+    assert calls[-1].endswith("--only cost")
+    assert merged.exists()
+
+
+def test_a_command_that_starts_while_all_are_stopped_is_interrupted_too(workdir, monkeypatch):
+    recorder = record.Recorder(workdir, workdir, workers=1, at_once=1)
+    stopping = threading.Thread(target=recorder._stop)
+    start = subprocess.Popen
+
+    def slow(*arguments, **options):
+        stopping.start()
+        stopping.join(0.5)
+        return start(*arguments, **options)
+
+    monkeypatch.setattr(record, "BENCH", [sys.executable, "-c", "import time; time.sleep(30)"])
+    monkeypatch.setattr(record.subprocess, "Popen", slow)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # tests may run in the background
+    began = time.monotonic()
+    assert not recorder._step(workdir / "log", "sleeping", [])
+    assert time.monotonic() - began < 20
+    assert not recorder._step(workdir / "log", "sleeping", [])
+
+
+def test_an_error_of_one_network_stops_the_others(workdir, monkeypatch):
+    """Here its log cannot be opened."""
+    monkeypatch.setattr(record, "BENCH", stand_in('if words[0] == "run": time.sleep(60)'))
+    (workdir / "first.toml").write_text(SWEEP.format(name="first", more=SECOND))
+    (workdir / "runs" / "resnet18-cifar10-1.log").mkdir(parents=True)
+    monkeypatch.setattr(sys, "argv", ["record.py", "first.toml"])
+    began = time.monotonic()
+    with pytest.raises(IsADirectoryError):
+        record.main()
+    assert time.monotonic() - began < 30
+    calls = workdir / "calls"
+    assert "pack" not in (calls.read_text() if calls.exists() else "")
 
 
 def test_a_missing_published_checkpoint_stops_no_other_network(workdir, monkeypatch, capsys):
@@ -192,9 +291,13 @@ def test_a_failed_run_is_packed_and_an_interrupt_ends_everything(
     workdir, monkeypatch, capsys, code, steps
 ):
     (workdir / "code").write_text(str(code))
+    merged = workdir / "packs" / "first" / "merged-before"
+    merged.parent.mkdir(parents=True)
+    merged.touch()
     words = ("first.toml", "second.toml", "--backbone", "small")
     exit_code, calls = called(workdir, monkeypatch, *words)
     assert (exit_code, len(calls)) == (1, steps)
+    assert merged.exists() == (code == 130)
     why = "failed: no such thing (runs/resnet18-cifar10-0.log)" if code == 1 else "stopped"
     assert f"recording first, small {why}" in capsys.readouterr().out
 
