@@ -21,6 +21,7 @@ METHODS = {  # rows of the table: methods of the records, one of which a network
     "frozen": re.compile(r"frozen"),
     "BN statistics": re.compile(r"bn-adapt"),
     "LAME": re.compile(r"lame"),
+    "T3A": re.compile(r"t3a( \(preset [\w-]+\))?"),
     "SAR": re.compile(r"sar"),
     "EATA": re.compile(r"eata( \(preset [\w-]+\))?"),
     "Tent": re.compile(r"tent( \(preset [\w-]+\))?"),

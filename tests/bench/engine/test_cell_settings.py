@@ -118,6 +118,10 @@ def test_mixture_transport_meets_every_kind_of_stream():
         assert not {name for name, _ in spec.conditions} & set(SPARE)  # constants are chosen there
         methods[spec.stream].add(spec.method)
     assert all(met >= own for met in methods.values())
+    layers = {"layer-transport", "layer-transport-ungated"}  # not run on the ViT-B
+    for stream, met in methods.items():
+        if sweep.backbones[stream.backbone].family != "layer":
+            assert met >= layers, stream
     assert {spec.batch_size for spec in methods} == {8, 64}
     for data in ("cifar10", "cifar100"):
         streams = [spec for spec in methods if spec.data == data]
@@ -145,6 +149,9 @@ def test_all_rivals_meet_the_published_protocol():
     assert all(conditions == {(name, 5) for name in REPORTED} for conditions in met.values())
     everyone = {"frozen", "caster", "mixture-transport", "tent", "eata", "sar", "lame", "t3a"}
     assert all(methods >= everyone for methods in rivals.values())
+    for name, methods in rivals.items():
+        if sweep.backbones[name].family != "layer":
+            assert methods >= {"layer-transport", "pea"}, name
 
 
 def test_the_documents_say_how_large_the_sweep_of_mixture_transport_is():

@@ -58,18 +58,6 @@ severities = [5]
 batch_sizes = [16]
 schedule = "continual"
 methods = ["layer-transport", "layer-transport-ungated", {EACH}, {OPEN}]
-
-[[grid]]
-study = "layers"
-backbones = ["vit"]
-corruptions = ["saturate"]
-severities = [1, 5]
-batch_sizes = [16]
-methods = [
-    {{method = "layer-transport", window = 64}},
-    {{method = "layer-transport", every = 4}},
-    {{method = "layer-transport-ungated", prior = 0.0}},
-]
 """
 
 
@@ -131,6 +119,59 @@ def test_accuracy_and_the_lead_over_those_that_learn(results, streams):
                 assert min(differences) <= own.interval.low <= own.interval.high
 
 
+PRESETS = (
+    TEXT.partition("[[grid]]")[0]
+    + f"""
+[[grid]]
+study = "layers"
+backbones = ["r18"]
+corruptions = ["fog", "snow"]
+severities = [5]
+batch_sizes = [16]
+methods = ["frozen", "tent", {{method = "tent", lr = 0.1}}, "{LAYERS}", "{LAYERS_ALWAYS}"]
+
+[[grid]]
+study = "layers"
+backbones = ["vit"]
+corruptions = ["fog", "snow"]
+severities = [5]
+batch_sizes = [16]
+methods = [
+    "frozen",
+    {{method = "tent", preset = "layer-norm"}},
+    "sar",
+    "{LAYERS_ALWAYS}",
+    "{MIXTURE}",
+]
+"""
+)
+
+
+def test_the_lead_where_a_method_has_several_settings_on_another_backbone(tmp_path):
+    """Its settings are named on both; and an ungated form alone has no lead."""
+    sweep = sweep_of(tmp_path, PRESETS)
+    found, problems = load(sweep, Layered(sweep).make(tmp_path / "run"))
+    assert problems == []
+    accuracies = defaultdict(list)
+    for record in raw_records(tmp_path / "run"):
+        accuracies[record.backbone, Spec.of(record.spec).label].append(record.accuracy)
+    leads = layers.measure_accuracy(found).leads
+    for lead, backbone, method, learning in zip(
+        leads,
+        ("r18", "vit"),
+        (LAYERS, MIXTURE),
+        (("tent", "tent (lr 0.1)"), ("tent (preset layer-norm)", "sar")),
+        strict=True,
+    ):
+        means = {label: mean(accuracies[backbone, label]) for label in learning}
+        best = max(means, key=means.get)
+        assert (lead.setting, lead.method) == (f"{backbone} on CIFAR-10-C*", method)
+        assert (lead.best, lead.score) == (best, pytest.approx(means[best]))
+        own = mean(accuracies[backbone, method])
+        assert lead.gated.value == pytest.approx(own - means[best])
+        assert (lead.always is None) == (method == MIXTURE)  # its ungated form did not run
+
+
 def test_streams_by_order_and_batch_size(results, streams):
     found = layers_streams.measure_streams(results, LAYERS)
     pairs = [(m[LAYERS_ALWAYS], m[LAYERS]) for m in streams if LAYERS in m]
@@ -162,26 +203,6 @@ def test_streams_by_order_and_batch_size(results, streams):
     assert together["all"].gated.value == pytest.approx(mean(g.gain for _, g in counted))
     assert together["all"].worst == pytest.approx(min(g.gain for _, g in counted))
     assert together["all"].worst_always == pytest.approx(min(a.gain for a, _ in counted))
-
-
-def test_other_settings_beside_the_registered(results, streams):
-    found = layers.measure_ablation(results)
-    rows = {row.method: row for row in found if row.method not in (TRIED, ASKED)}
-    for method in (TRIED, ASKED):
-        assert sum(row.accuracy.cells for row in found if row.method == method) == 26
-    pairs = {
-        "layer-transport (window 64)": LAYERS,
-        "layer-transport (every 4)": LAYERS,
-        "layer-transport-ungated (prior 0.0)": LAYERS_ALWAYS,
-    }
-    assert rows.keys() == pairs.keys()
-    for name, plain in pairs.items():
-        held = [met for met in streams if name in met]
-        assert rows[name].accuracy.cells == len(held) == 2
-        assert rows[name].kind == "spare, shuffled, batches of 16"
-        over = [met[name].accuracy - met[plain].accuracy for met in held]
-        assert rows[name].over.value == pytest.approx(mean(over))
-        assert rows[name].worst == pytest.approx(min(met[name].gain for met in held))
 
 
 def gated_cell(sweep, maker) -> Spec:
@@ -230,7 +251,7 @@ def test_ratios_are_compared_between_the_same_updates_alone(run, setting, value,
 def test_the_report_has_it_all(results, tmp_path):
     section = layers.section(results)
     assert [table.name for table in section.tables] == [
-        *("layers-accuracy", "layers-lead", "layers-streams", "layers-kept", "layers-ablation"),
+        *("layers-accuracy", "layers-lead", "layers-streams", "layers-kept"),
     ]
     (made,) = reporting.write_report(results, tmp_path / "report")
     assert made.name == "layers"
@@ -242,17 +263,16 @@ def test_the_report_has_it_all(results, tmp_path):
         assert {f"{name}.pdf", f"{name}.svg", f"{name}.png"} <= figures
 
 
-@pytest.mark.parametrize("kept", [0, 1, 3])
+@pytest.mark.parametrize("kept", [0, 1])
 def test_a_sweep_with_a_part_has_that_part(tmp_path, kept):
-    """Comparison alone, streams with settings alone, settings with nothing beside them."""
+    """Comparison alone, and streams alone."""
     head, *grids = TEXT.split("[[grid]]")
     sweep = sweep_of(tmp_path, f"{head}[[grid]]{grids[kept]}")
     found, problems = load(sweep, Layered(sweep).make(tmp_path / "run"))
     assert problems == []
-    section = layers.section(found)
-    names = [] if section is None else [table.name for table in section.tables]
+    names = [table.name for table in layers.section(found).tables]
     accuracy, streams = ["layers-accuracy", "layers-lead"], ["layers-streams", "layers-kept"]
-    assert names == {0: [*accuracy, *streams], 1: [*streams, "layers-ablation"], 3: []}[kept]
+    assert names == {0: [*accuracy, *streams], 1: streams}[kept]
 
 
 MIXTURES = (

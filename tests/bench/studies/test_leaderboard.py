@@ -238,6 +238,7 @@ def test_the_command_writes_both_pages_or_nothing(place, tmp_path):
     assert done.exit_code == 0, done.output
     text = (tmp_path / "leaderboard.md").read_text()
     assert "Only short streams are recorded so far" in text
+    assert "on no board, because rejected at admission: swin." in text
     assert "## Submit a method" in text
     (tmp_path / "leaderboard.md").unlink()
     path = next((tmp_path / "records" / "every").glob("*--*.parquet"))

@@ -133,7 +133,7 @@ def check_cells(cells: Cells, admissions: Admissions, sweep: Sweep) -> Iterator[
 
 
 def _cell_faults(spec: Spec, cell: Cell, constants: Settings) -> Iterator[str]:
-    if _settings(cell.identity.get("constants")) != constants:
+    if _constants(cell.identity.get("constants")) != constants:
         yield "constants differ from the sweep's"
     settings = cell.identity.get("settings")
     if not isinstance(settings, dict):
@@ -187,7 +187,7 @@ def _as_given(spec: Spec, settings: dict[str, Any]) -> bool:
     return True
 
 
-def _settings(constants: Any) -> Settings | None:
+def _constants(constants: Any) -> Settings | None:
     """Constants of a cell; None if one is missing, unknown or invalid."""
     if not isinstance(constants, dict) or constants.keys() != CONSTANTS:
         return None

@@ -1,4 +1,4 @@
-"""Layer and mixture transport against other methods, on every stream and with other settings."""
+"""Layer and mixture transport against other methods, on every stream."""
 
 from __future__ import annotations
 
@@ -12,18 +12,15 @@ from caster_bench.studies.corruption import Convention, Entry, averaged, convent
 from caster_bench.studies.layers_streams import (
     PREFIXES,
     OnStreams,
-    _loss,
     called,
     is_other,
-    kind_of,
     measure_methods,
     measure_streams,
     method_table,
-    setting_of,
     stream_tables,
 )
-from caster_bench.studies.naming import ALIGNING, data_labels, label, names
-from caster_bench.studies.results import Mean, Results, Streams, by_stream, matched, mean, shown
+from caster_bench.studies.naming import ALIGNING, data_labels, names
+from caster_bench.studies.results import Mean, Results, Streams, matched, mean, shown
 from caster_bench.studies.score import Score
 from caster_bench.studies.tables import Section, StudyFigure, Table, Value, cells, points
 from caster_bench.sweeps.spec import Spec
@@ -70,9 +67,6 @@ def _parts(results: Results) -> Iterator[Part]:
         on_streams = measure_streams(results, method)
         if on_streams is not None:
             yield _of_streams(on_streams)
-    other = measure_ablation(results)
-    if other:
-        yield (), (_ablation_table(other),), ()
 
 
 def _about(method: str, sentences: tuple[str, ...]) -> tuple[str, ...]:
@@ -185,25 +179,6 @@ def _entry(entry: Entry | None) -> tuple[Value, ...]:
     return *shown(entry.mean), entry.mean.cells
 
 
-def _ablation_table(found: Sequence[AblationRow]) -> Table:
-    """Other settings compared with the registered ones."""
-    return Table.of(
-        "layers-ablation",
-        "Other settings compared with the registered ones on the same streams: top-1 accuracy in "
-        "percent, and the difference in points.",
-        "method | backbone | stream | streams:d | top-1:.2f | registered:.2f | added:+.2f | "
-        "added, 95 %:+.2f | accepted, %:.1f | worst loss:.2f",
-        (
-            (
-                *(row.method, row.setting, row.kind, row.accuracy.cells),
-                *(points(row.accuracy.value), points(row.registered), *shown(row.over)),
-                *(points(row.accept), points(_loss(row.worst))),
-            )
-            for row in found
-        ),
-    )
-
-
 @dataclass(frozen=True)
 class Lead:
     """Lead over the best gradient-based method, on streams that all methods have."""
@@ -213,8 +188,8 @@ class Lead:
     setting: str
     best: str | None  # None: none was run
     score: float | None  # its accuracy
-    gated: Mean | None  # the method minus `score`; None if not run
-    always: Mean | None
+    gated: Mean | None  # the method minus `score`; None if nothing that learns ran
+    always: Mean | None  # likewise without its gate; None also if not run
 
 
 @dataclass(frozen=True)
@@ -268,12 +243,15 @@ def _leads(
                 for group in entry.conditions.values()
                 for c in group
             }
-            group = [s for s in groups[setting] if s.spec.conditions in conditions]
-            streams = matched(by_stream(group), whole)
+            streams: Streams = defaultdict(dict)
+            for score in groups[setting]:
+                if score.spec.conditions in conditions:
+                    streams[score.spec.stream][labels[score.spec][1]] = score
+            shared = matched(streams, whole)
             leads += [
-                _lead(method, convention.name, setting, streams, whole)
-                for method, ungated in ALIGNING.items()
-                if method in whole or ungated in whole
+                _lead(method, convention.name, setting, shared, whole)
+                for method in ALIGNING
+                if method in whole
             ]
     return leads
 
@@ -295,41 +273,3 @@ def _lead(
         for own in (method, ALIGNING[method])
     )
     return Lead(method, convention, setting, best, means[best], gated, always)
-
-
-@dataclass(frozen=True)
-class AblationRow:
-    """One choice of settings on one kind of stream."""
-
-    method: str  # with its settings
-    setting: str
-    kind: str  # of stream
-    accuracy: Mean
-    registered: float  # accuracy with the registered settings
-    over: Mean  # difference to that
-    accept: float
-    worst: float  # smallest gain over the frozen model on any stream
-
-
-def measure_ablation(results: Results) -> tuple[AblationRow, ...]:
-    """Compare other settings with the registered ones; empty if no stream has both."""
-    scores = [score for score in results.of("layers") if not score.spec.alone]
-    plain = {(s.spec.method, s.spec.stream): s for s in scores if not s.spec.settings}
-    groups = defaultdict(list)
-    for score in scores:
-        spec = score.spec
-        registered = plain.get((spec.method, spec.stream))
-        if is_other(spec) and registered is not None:
-            kind = f"{kind_of(spec)}, batches of {spec.batch_size}"
-            groups[label(spec), setting_of(results, spec), kind].append((score, registered))
-    return tuple(
-        AblationRow(
-            *key,
-            accuracy=mean([score.accuracy for score, _ in group]),
-            registered=fmean(registered.accuracy for _, registered in group),
-            over=mean([score.accuracy - registered.accuracy for score, registered in group]),
-            accept=fmean(score.accept for score, _ in group),
-            worst=min(score.gain for score, _ in group),
-        )
-        for key, group in groups.items()
-    )

@@ -418,6 +418,10 @@ def summarise(
             continue
         if pending:
             found.append(f"{file}: not ranked, because not fully recorded: {', '.join(pending)}.")
+        if rejected := sorted({spec.backbone for spec in each.results.refused}):
+            found.append(
+                f"{file}: on no board, because rejected at admission: {_listed(rejected)}."
+            )
         if nowhere.get(number):
             found.append(
                 f"{file}: on no board, because none has these streams (the same checkpoint, test "

@@ -103,8 +103,9 @@ def examine(
     problems += check_cells(cells, admissions, sweep)
     read: dict[Spec, Any] = {}
     few = len(found) < (FEW_PACKED_CELLS if isinstance(out, Pack) else FEW_CELLS)
-    sound = None if problems else reading
-    check = partial(check_stream, constants=sweep.constants, reading=sound)
+    if problems:
+        reading = None
+    check = partial(check_stream, constants=sweep.constants, reading=reading)
     problems += _check_streams(found, few, read, check, progress)
     return Examined(sorted(set(problems)), found, read)
 
