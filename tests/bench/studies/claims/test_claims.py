@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -266,6 +267,36 @@ def test_a_study_that_awaits_a_backbone_is_judged_on_the_others(late, run, tmp_p
     claims.write_text(claims.read_text().replace(row, row.replace("pooled", "to come")))
     assert invoke(folder, "-o", folder).exit_code == 0
     assert "### G1: not run yet\n" in (folder / "CLAIMS.md").read_text()
+
+
+@pytest.mark.slow
+def test_a_figure_of_one_family_does_not_await_backbones_of_another(place, run, tmp_path):
+    claim = """
+[[part.claim]]
+id = "{0}1"
+says = "It has an accuracy."
+where = "Table 1"
+tests = [
+ {{what = "x", table = "corruption-all-differences", row = {1}, column = "difference", least = -9}}
+]
+"""
+    row = '{{family = "{}", method = "caster", less = "frozen", data = "CIFAR-10-C*"}}'
+    more = "".join(claim.format(family, row.format(family)) for family in ("BN", "LN"))
+    corrupted = run[0].of("corruption")
+    for name, verdicts in (
+        (LATE, {"BN": "reproduced", "LN": "not run yet"}),
+        ("r18-a", {"BN": "reproduced so far", "LN": "reproduced"}),
+    ):
+        is_gone = partial(lambda spec, name: spec in corrupted and spec.backbone == name, name=name)
+        folder = tmp_path / name
+        folder.mkdir()
+        without(place, run, folder, is_gone)
+        (folder / "claims.toml").write_text(CLAIMS + more)
+        done = invoke(folder, "-o", folder)
+        assert done.exit_code == 0, done.output
+        text = (folder / "CLAIMS.md").read_text()
+        for family, verdict in verdicts.items():
+            assert f"### {family}1: {verdict}\n" in text
 
 
 @pytest.mark.parametrize(("data", "verdict"), [("cifar10", "not run yet"), ("pets", " so far")])

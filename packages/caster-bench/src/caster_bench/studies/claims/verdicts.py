@@ -28,6 +28,7 @@ from caster_bench.studies.claims.rules import (
     look_up,
     together,
 )
+from caster_bench.studies.corruption import FAMILIES
 from caster_bench.studies.provenance import provenance_tables
 from caster_bench.studies.report import sections
 from caster_bench.studies.results import Results, load_recorded
@@ -65,12 +66,22 @@ class Evidence:
         """Whether all studies are fully recorded."""
         return self.sweep is not None and not any(self.pending.values())
 
-    def is_pending(self, study: str, data: Collection[str] | None = None) -> bool:
-        """Whether backbones of a study are pending, on any data or on these."""
+    def is_pending(
+        self,
+        study: str,
+        data: Collection[str] | None = None,  # only backbones on these
+        families: Collection[str] | None = None,  # only backbones of these
+    ) -> bool:
+        """Whether backbones of a study are pending, or some of them."""
         names = self.pending.get(study, ())
-        if data is None or self.sweep is None:
+        if self.sweep is None:
             return bool(names)
-        return any(spec.backbone in names and spec.data in data for spec in self.sweep.of(study))
+        return any(
+            spec.backbone in names
+            and (data is None or spec.data in data)
+            and (families is None or self.sweep.backbones[spec.backbone].family in families)
+            for spec in self.sweep.of(study)
+        )
 
     def is_recorded(self, study: str) -> bool:
         """Whether at least one backbone of a study is fully recorded."""
@@ -192,9 +203,13 @@ def figure_of(figure: Figure, evidence: Mapping[str, Evidence], reports: Reports
 
 
 def _cell_pending(cell: Cell, evidence: Evidence) -> bool:
-    """Whether pending backbones may still change the cell."""
+    """Whether pending backbones may still change the cell: of its family, if it names one."""
     study = study_of(cell.table)
-    return not evidence.is_whole if study is None else evidence.is_pending(study)
+    if study is None:
+        return not evidence.is_whole
+    names = {cell.column, *(value for _, value in cell.row)}
+    families = [family for family, name in FAMILIES.items() if name in names]
+    return evidence.is_pending(study, families=families or None)
 
 
 def _cell_recorded(cell: Cell, evidence: Evidence) -> bool:
