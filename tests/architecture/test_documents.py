@@ -233,9 +233,13 @@ def test_the_worst_losses_in_sentences_are_those_of_the_records(streams):
     assert f"ResNet-50 loses {fifty:.1f} points to the frozen model on clean images" in text
     assert f"and EfficientNet-Lite0 {lite:.1f} under shot noise" in text
     readme = " ".join((ROOT / "README.md").read_text().split())
-    for page in (limits, readme):
+    pea = [float(row["pea"]["gain"]) for row in shuffled]
+    for page, verb in ((limits, "gains "), (readme, "")):
         assert f"{fifty:.1f} points" in page
         assert gains in page
+        assert f"PEA {verb}{' and '.join(f'{gain:.0f}' for gain in pea)}" in page
+    (ahead,) = {f"{theirs - ours:.0f}" for theirs, ours in zip(pea, points, strict=True)}
+    assert f"PEA is ahead of it by {ahead} points on both networks" in text
 
 
 def test_the_table_of_the_continual_protocol_has_the_figures_of_the_records():
