@@ -470,7 +470,8 @@ def test_a_removed_node_costs_its_unfinished_blocks(tmp_path):
             assert len(set(pool._nodes.values())) == 1
         calm = caster.Caster().fit_stream([(h, y)], classes, sketch=True)
         equal(calm._state, found._state, SAME)
-        assert 0 < len(list(notes.iterdir())) - 2 * len(blocks) <= 1
+        # No block is read again if the node is removed between two.
+        assert len(list(notes.iterdir())) - 2 * len(blocks) in (0, 1)
     finally:
         ray.shutdown()
         cluster.shutdown()
