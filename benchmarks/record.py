@@ -46,7 +46,7 @@ EPOCHS = {  # on CIFAR-10 and on CIFAR-100
     "convnext_tiny": (30, 24),
     "swin_tiny": (24, 18),
     "vit_base": (28, 20),
-    "deit_base": (28, 20),
+    "deit_base": (32, 20),
 }
 NAME = re.compile(
     r"(?P<architecture>\w+)(?P<plain>-plain)?-(?P<data>cifar100?)-(?P<seed>\d+)\.safetensors"
