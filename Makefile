@@ -31,9 +31,10 @@ lint: .venv/dev
 demo: .venv/dev  ## run the demo and write caster-demo.html
 	$(BIN)/caster demo
 
-reproduction: .venv/dev  ## rewrite reproduction/README.md and report, and the leaderboard, from the records
+reproduction: .venv/dev  ## rewrite reproduction/README.md and report, the leaderboard and marked figures, from the records
 	$(BIN)/caster bench claims reproduction/claims.toml
 	$(BIN)/caster bench leaderboard reproduction/sweeps/field.toml reproduction/sweeps/mixture.toml reproduction/sweeps/reproduction.toml --records reproduction/records -o docs
+	$(BIN)/python docs/make_pages.py
 
 docs: .venv/docs  ## build the site into build/site, and run its examples
 	$(BIN)/python -m sphinx -W --keep-going -q -c docs . build/site
@@ -46,7 +47,7 @@ bench: .venv/dev  ## speed and memory, as ratios against peers in the same run
 	$(BIN)/python benchmarks/adapt.py
 
 figures: .venv/dev  ## redraw the figures in docs
-	$(BIN)/python docs/make_results.py
+	$(BIN)/python -m docs.make_results
 	$(BIN)/python -m docs.make_demo
 	$(BIN)/python docs/make_corruptions.py
 	$(BIN)/python docs/make_architecture.py

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import math
 import re
 import runpy
@@ -14,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from markdown_it import MarkdownIt
 from typer.main import get_command
 
 import caster
@@ -25,7 +27,6 @@ from caster.cli.app import app
 from caster.core import certificate, discriminant, moments, proposal, subspace, transport, verdict
 from caster_bench import methods
 from caster_bench.methods import checks
-from caster_bench.records.store import Pack, described, read, scan
 from tests.support import problem
 from tests.support.colours import CAST, NAMES, TOML, patches, write_folder, write_model
 from tests.support.command_line import cli
@@ -94,381 +95,124 @@ def test_the_readme_adapts_features():
     assert (names["out"].proposed == labels[:64]).mean() > 0.95
 
 
-def test_the_readme_has_the_table_of_the_records():
-    made = runpy.run_path(str(ROOT / "docs" / "make_results.py"))["table"]()
-    assert made in (ROOT / "README.md").read_text(), "run `python docs/make_results.py`"
+@pytest.fixture(scope="module")
+def maker():
+    return runpy.run_path(str(ROOT / "docs" / "make_pages.py"))
+
+
+def test_the_pages_have_the_figures_of_the_records(maker):
+    pages = {path.name: path.read_text() for path in maker["PAGES"]}
+    values = {**maker["figures"](), **maker["tables"](), **maker["statements"]()}
+    filled = maker["fill"](pages, values)
+    assert [name for name in pages if filled[name] != pages[name]] == [], "run `make reproduction`"
+
+
+def test_no_reader_sees_a_marker(maker):
+    markdown = MarkdownIt("commonmark", {"html": True}).enable("table")
+    for path in maker["PAGES"]:
+        text = path.read_text()
+        plain, rendered = (re.sub("<!--=.*?-->", "", own) for own in (text, markdown.render(text)))
+        assert rendered == markdown.render(plain), path
+
+
+PAGE = """About 1.50<!--=share--> % of CIFAR-10, and none loses<!--=none-loses-->.
+
+| CIFAR-10<!--=twice--> | twice | |
+|---|--:|---|
+| ab | old | |
+"""
+VALUES = {"share": 2050.125, "none-loses": True, "twice": lambda title: [2 * title, ""]}
+
+
+def test_figures_and_tables_are_written_where_a_page_marks_them(maker):
+    expected = PAGE.replace("1.50", "2,050.12").replace("old", "abab")
+    assert maker["fill"]({"a.md": PAGE}, VALUES) == {"a.md": expected}
+    assert maker["fill"]({"a.md": expected}, VALUES) == {"a.md": expected}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("=share", "=sharp", "a.md, line 1: nothing is called 'sharp'"),
+        ("1.50<!--=share-->", "1.50", "no page marks share"),
+        ("share-->", "share", "a.md, line 1: a marker is `<!--=NAME-->`, on one line"),
+        ("<!--=none", "<!-- =none", "a.md, line 1: a marker is `<!--=NAME-->`, on one line"),
+        ("1.50<", "Few<", "a.md, line 1: 'share' must follow its figure"),
+        ("|---|--:|---|\n", "", "a.md, line 3: 'twice' must stand in the header of its table"),
+        ("--:|", "--:|--:|", "a.md, line 3: 'twice' has 3 columns, and its header has others"),
+        ("none-loses", "all-lose", "a.md, line 1: the records contradict the statement 'all-lose'"),
+        ("=share", "=lead", "a.md, line 1: the records contradict the sentence: 'lead' is -0.5"),
+    ],
+)
+def test_a_page_that_cannot_be_right_is_one_line(maker, old, new, message):
+    values = VALUES | {own: no for own, no in (("all-lose", False), ("lead", -0.5)) if own in new}
+    with pytest.raises(SystemExit, match=f"^{re.escape(message)}$"):
+        maker["fill"]({"a.md": PAGE.replace(old, new)}, values)
 
 
 def test_the_readme_table_has_the_figures_of_single_networks():
-    """Read from another file of the report than docs/make_results.py reads."""
+    """Read from another file of the report than docs/make_pages.py reads."""
     report = ROOT / "reproduction/report/field/tables/corruption-fifteen-backbones.csv"
     found: dict[str, dict[str, str]] = {}
     with report.open() as file:
         for row in csv.DictReader(file):
             name = re.sub(r" \(preset.*\)|, preset [\w-]+", "", row["method"])
             name = re.sub(r" \(lr.*\)", ", tuned", name)
-            own = found.setdefault(row["backbone"], {})
-            own[name] = f"{float(row['top-1']):.1f}"
-    names = ("frozen", "bn-adapt", "lame", "t3a", "sar", "eata", "tent", "pea", "cotta", "roid")
-    names += (
-        "deyo, tuned",
-        "roid, tuned",
-        "caster",
-        "mixture-transport",
-        "mixture-transport-ungated",
-    )
+            found.setdefault(row["backbone"], {})[name] = f"{float(row['top-1']):.1f}"
+    names = "frozen/bn-adapt/lame/t3a/sar/eata/tent/pea/cotta/roid/deyo, tuned/roid, tuned/caster"
+    names += "/mixture-transport/mixture-transport-ungated"
     networks = ("ResNet-18, plainly trained, CIFAR-10", "ResNet-18, CIFAR-10")
     networks += ("ResNet-18, CIFAR-100", "ViT-B, CIFAR-10")
-    rows = table_after((ROOT / "README.md").read_text(), "| accuracy, % |")
-    assert len(rows) == len(names)
-    for name, (title, *cells) in zip(names, rows, strict=True):
+    table = (ROOT / "README.md").read_text().partition("<!--=results-->")[2].partition("\n\n")[0]
+    for name, line in zip(names.split("/"), table.splitlines()[2:], strict=True):
+        title, *cells = (cell.strip(" *") for cell in line.strip("|").split("|"))
         assert cells == [found[network].get(name, "-") for network in networks], title
 
 
-KINDS = {  # in documents, and in records
-    "sorted by class": "by-class",
-    "clean, sorted by class": "clean, by-class",
-    "turning: shuffled, then sorted": "turning",
-    "Dirichlet 0.1": "dirichlet, concentration 0.1",
-    "Dirichlet 1": "dirichlet, concentration 1.0",
-    "Dirichlet 0.1, recurring": "dirichlet, concentration 0.1, recurring",
-    "Dirichlet 0.1, mixed": "dirichlet, concentration 0.1, mixed",
-    "long-tailed": "long-tailed, imbalance 20",
-}
+def named_rows(path: Path, name: str):
+    """Rows of a file of records by one of their columns; null is what the row above has."""
+    table, row = pq.read_table(path), {}
+    for i in range(len(table)):
+        cells = {column: table[column][i] for column in table.column_names}
+        row = row | {column: cell for column, cell in cells.items() if cell.is_valid}
+        yield row[name].as_py(), row
 
 
-@pytest.fixture(scope="module")
-def streams() -> dict[tuple[str, str, str], dict[str, dict[str, str]]]:
-    """Rows of the records by network, kind of stream and batch size, and then by method."""
-    found: dict[tuple[str, str, str], dict[str, dict[str, str]]] = {}
-    with (ROOT / "reproduction/report/mixture/tables/layers-methods.csv").open() as file:
-        for row in csv.DictReader(file):
-            key = row["backbone"].partition(" on ")[0], row["stream"], row["B"]
-            found.setdefault(key, {})[row["method"].partition(" (")[0]] = row
-    return found
-
-
-def table_after(text: str, heading: str) -> list[list[str]]:
-    """Cells of the rows of a table that starts with this heading."""
-    lines = text.partition(heading)[2].split("\n\n")[0].splitlines()[2:]
-    return [[cell.strip(" *") for cell in line.strip("|").split("|")] for line in lines]
-
-
-def top1(row: dict[str, str]) -> str:
-    return f"{float(row['top-1']):.1f}"
-
-
-def test_figures_of_streams_in_sentences_are_those_of_the_records(streams):
-    def both(kind, method):
-        names = ("ResNet-18, CIFAR-10", "ResNet-18, CIFAR-100")
-        return [top1(streams[name, kind, "64"][method]) for name in names]
-
-    guide = " ".join((ROOT / "docs" / "correlated-streams.md").read_text().split())
-    frozen, ours, tent = (both("by-class", own) for own in ("frozen", "mixture-transport", "tent"))
-    assert (
-        f"from {frozen[0]} to {ours[0]} % on CIFAR-10 and from {frozen[1]} to {ours[1]} %" in guide
+@pytest.mark.slow
+def test_figures_of_streams_without_resets_follow_from_the_records():
+    """Straight from Parquet: frozen answers change labels, ours change those."""
+    text, folder, worst = (
+        "".join(map(Path.read_text, DOCUMENTS)),
+        ROOT / "reproduction/records",
+        0.0,
     )
-    assert f"where Tent falls to {tent[0]} and {tent[1]} %" in guide
-
-
-def test_weak_places_in_sentences_are_those_of_the_records(streams):
-    """Rejected batches, points that the certificate costs, long tails, and the worst losses."""
-    mixed = "ResNet-18, CIFAR-10", "shuffled, mixed", "64"
-    loose = "ResNet-18, CIFAR-100", KINDS["Dirichlet 1"], "64"
-    tails = "ResNet-18, CIFAR-10", KINDS["long-tailed"], "64"
-
-    def rejected(key):
-        return f"{100 - float(streams[key]['mixture-transport']['accepted, %']):.0f}"
-
-    def points(key, better, worse):
-        return float(streams[key][better]["top-1"]) - float(streams[key][worse]["top-1"])
-
-    readme = " ".join((ROOT / "README.md").read_text().split())
-    assert f"it rejects {rejected(loose)} and {rejected(mixed)} % of the batches" in readme
-    text = " ".join((ROOT / "docs" / "mixture-transport.md").read_text().split())
-    gated, ungated = "mixture-transport", "mixture-transport-ungated"
-    costs = points(mixed, ungated, gated)
-    assert (
-        f"rejects {rejected(mixed)} % of the batches, where alignment would add {costs:.0f}" in text
-    )
-    assert f"would add {points(loose, ungated, gated):.0f} points" in text
-    behind = [points(tails, "layer-transport", own) for own in (gated, ungated)]
-    assert f"{behind[0]:.0f} points behind plain layer transport, {behind[1]:.0f} ungated" in text
-
-
-def test_the_worst_losses_in_sentences_are_those_of_the_records(streams):
-    """On CIFAR, on ImageNet, and under the field's protocol."""
-    kept: dict[str, dict[str, tuple[float, ...]]] = {}
-    for sweep in ("mixture", "field"):
-        with (ROOT / f"reproduction/report/{sweep}/tables/mixture-kept.csv").open() as file:
-            names = ("streams", "worst loss, gated", "worst loss, ungated", "gated")
-            kept[sweep] = {
-                row["backbone"]: tuple(float(row[name]) for name in names)
-                for row in csv.DictReader(file)
-            }
-    small, large = (
-        [own for name, own in kept["mixture"].items() if name.endswith(data)]
-        for data in (("CIFAR-10", "CIFAR-100"), "ImageNet")
-    )
-    text, limits = (
-        " ".join((ROOT / "docs" / page).read_text().split())
-        for page in ("mixture-transport.md", "limits.md")
-    )
-    count, loss = sum(own[0] for own in small), max(own[1] for own in small)
-    assert f"None of the {count:.0f} streams of CIFAR loses more than {loss:.2f} points" in text
-    assert f"more than {loss:.2f} points" in limits
-    ungated = [max(own[2] for own in part) for part in (large, small)]
-    assert f"losses are {ungated[0]:.1f} points on ImageNet and {ungated[1]:.1f} on CIFAR" in text
-    assert kept["field"]["all"][1] == 0
-    assert f"none of the {kept['field']['all'][0]:.0f} under the field's protocol loses" in text
-    names = ("ResNet-50, ImageNet on ImageNet", "EfficientNet-Lite0, ImageNet on ImageNet")
-    large = [kept["mixture"][name] for name in names]
-    fifty, lite = (own[1] for own in large)
-    shuffled = [
-        streams[name, "shuffled", "64"]
-        for name in ("ResNet-50, ImageNet", "EfficientNet-Lite0, ImageNet")
-    ]
-    points = [float(row["mixture-transport"]["gain"]) for row in shuffled]
-    gains = " and ".join(f"{gain:.0f}" for gain in points) + " points"
-    assert f"ResNet-50 loses {fifty:.1f} points to the frozen model on clean images" in text
-    assert f"and EfficientNet-Lite0 {lite:.1f} under shot noise" in text
-    readme = " ".join((ROOT / "README.md").read_text().split())
-    pea = [float(row["pea"]["gain"]) for row in shuffled]
-    for page, verb in ((limits, "gains "), (readme, "")):
-        assert f"{fifty:.1f} points" in page
-        assert gains in page
-        assert f"PEA {verb}{' and '.join(f'{gain:.0f}' for gain in pea)}" in page
-    (ahead,) = {f"{theirs - ours:.0f}" for theirs, ours in zip(pea, points, strict=True)}
-    assert f"PEA is ahead of it by {ahead} points on both networks" in text
-
-
-def test_the_table_of_the_continual_protocol_has_the_figures_of_the_records():
-    names = {"ROID": "roid", "CoTTA": "cotta", "PEA": "pea", "layer transport": "layer-transport"}
-    names |= {"mixture transport": "mixture-transport", "frozen": "frozen", "Tent": "tent"}
-    names |= {"mixture transport, ungated": "mixture-transport-ungated"}
-    found: dict[tuple[str, str, str], str] = {}
-    with (ROOT / "reproduction/report/field/tables/layers-methods.csv").open() as file:
-        for row in csv.DictReader(file):
-            key = row["backbone"].partition(" on ")[0], row["stream"], row["method"]
-            found[key] = top1(row)
-    networks = ("ResNet-18, CIFAR-10", "ResNet-18, CIFAR-100")
-    text = (ROOT / "docs" / "mixture-transport.md").read_text()
-    rows = table_after(text, "| | ResNet-18, CIFAR-10 | with resets |")
-    assert {title for title, *_ in rows} == names.keys()
-    for title, *cells in rows:
-        streams = [(n, s) for n in networks for s in ("shuffled, continual", "shuffled")]
-        assert cells == [found[*stream, names[title]] for stream in streams], title
-
-
-def test_streams_without_resets_in_sentences_are_those_of_the_records():
-    """Corruption by corruption, beside the same corruption after a reset."""
-    after_reset: dict[tuple[str, str], float] = {}
-    continual = {}
-    for where in scan(Pack(ROOT / "reproduction/records/field")).records:
-        _, spec = described(where)
-        if spec.method == "mixture-transport" and spec.backbone.startswith("resnet18-cifar"):
-            found = read(where)
-            if spec.schedule == "continual":
-                continual[spec.data] = found, [name for name, _ in spec.conditions]
-            else:
-                ((name, _),) = spec.conditions
-                samples = found.samples
-                after_reset[spec.data, name] = 100 * np.mean(samples.prediction == samples.label)
-    assert continual.keys() == {"cifar10", "cifar100"}
-    below_reset, largest = 0.0, {}
-    for data, (found, names) in continual.items():
-        samples = found.samples
-        shares = [
-            np.bincount(samples.prediction[samples.batch == i]).max() / 200 for i in range(750)
-        ]
-        largest[data] = 100 * max(np.asarray(shares)[found.batches.accepted])
-        for position, name in enumerate(names):
-            rows = samples.batch // 50 == position
-            frozen, ours = (
-                100 * np.mean(given[rows] == samples.label[rows])
-                for given in (samples.frozen, samples.prediction)
-            )
-            assert ours >= frozen, name
-            below_reset = max(below_reset, after_reset[data, name] - ours)
-    text, limits = (
-        " ".join((ROOT / "docs" / page).read_text().split())
-        for page in ("mixture-transport.md", "limits.md")
-    )
-    assert f"and {below_reset:.1f} on any corruption" in text
-    assert f"it loses at most {below_reset:.1f} points to a reset" in limits
-    ten, hundred = (f"{math.ceil(largest[data])} %" for data in ("cifar10", "cifar100"))
-    assert f"No class gets more than {ten} of an accepted batch on CIFAR-10, or {hundred}" in text
-    with (ROOT / "reproduction/report/field/tables/layers-methods.csv").open() as file:
-        top = {(row["backbone"], row["stream"], row["method"]): row for row in csv.DictReader(file)}
-    networks = ("ResNet-18, CIFAR-10 on CIFAR-10", "ResNet-18, CIFAR-100 on CIFAR-100")
-
-    def both(stream, method):
-        return [top[network, stream, method] for network in networks]
-
-    def pair(stream, method):
-        return " and ".join(top1(row) for row in both(stream, method))
-
-    ours, reset = (
-        both(stream, "mixture-transport") for stream in ("shuffled, continual", "shuffled")
-    )
-    average = max(float(r["top-1"]) - float(o["top-1"]) for o, r in zip(ours, reset, strict=True))
-    assert f"{average:.1f} points at most on average" in text
-    for network in range(2):
-        ahead = {
-            m
-            for (n, s, m), row in top.items()
-            if (n, s) == (networks[network], "shuffled, continual")
-            and float(row["top-1"]) > float(ours[network]["top-1"])
-        }
-        expected = {"roid", "tent", "pea", "deyo", "layer-transport"} if network == 0 else {"roid"}
-        assert {m for m in ahead if not m.endswith("-ungated")} == expected
-    readme = " ".join((ROOT / "README.md").read_text().split())
-    own = pair("shuffled, continual", "mixture-transport")
-    assert f"it reaches {own} % on two ResNet-18s" in readme
-    assert f"against {pair('shuffled', 'mixture-transport')} with resets" in readme
-    assert f"reaches {pair('shuffled, continual', 'roid')}." in readme
-
-
-def test_the_kept_share_of_the_gain_is_that_of_the_records():
-    text = " ".join((ROOT / "docs" / "mixture-transport.md").read_text().split())
-    with (ROOT / "reproduction/report/field/tables/mixture-kept.csv").open() as file:
-        kept = {row["backbone"]: f"{float(row['kept, %']):.0f}" for row in csv.DictReader(file)}
-    networks = ("ResNet-18, CIFAR-10 on CIFAR-10", "ResNet-18, CIFAR-100 on CIFAR-100")
-    networks += ("ResNet-18, plainly trained, CIFAR-10 on CIFAR-10", "ViT-B, CIFAR-10 on CIFAR-10")
-    first, second, third, last = (kept[network] for network in networks)
-    assert f"it keeps {first}, {second}, {third} and {last} % of the gain" in text
-
-
-def test_the_tables_of_layer_transport_have_the_figures_of_the_records():
-    text = (ROOT / "docs" / "layer-transport.md").read_text()
-    tables = ROOT / "reproduction/report/mixture/tables"
-    kept: dict[str, list[str]] = {}
-    for method in ("layers", "mixture"):
-        with (tables / f"{method}-kept.csv").open() as file:
-            for row in csv.DictReader(file):
-                gains = [f"{float(row[name]):+.2f}" for name in ("ungated", "gated")]
-                losses = [f"{float(row[f'worst loss, {own}']):.2f}" for own in ("ungated", "gated")]
-                share = f"{float(row['kept, %']):.0f} %"
-                own = [row["streams"], *gains, share, *losses]
-                title = row["backbone"].partition(" on ")[0]
-                if method == "layers":
-                    kept[title] = own
-                elif title != "ViT-B, CIFAR-10":  # layer transport was not run on it
-                    kept[title] += [gains[1]]
-    rows = table_after(text, "| | streams | gain, ungated |")
-    assert {title: cells for title, *cells in rows} == {k: v for k, v in kept.items() if k != "all"}
-    found: dict[tuple[str, str], str] = {}
-    with (tables / "layers-streams.csv").open() as file:
-        for row in csv.DictReader(file):
-            if row["B"] == "64":
-                accuracies = [f"{float(row[own]):.1f}" for own in ("frozen", "ungated", "gated")]
-                key = row["backbone"].partition(" on ")[0], row["stream"]
-                found[key] = " / ".join(accuracies)
-    kinds = {
-        "long-tailed, 20": KINDS["long-tailed"],
-        "mixed within batches, shuffled": "shuffled, mixed",
-        "mixed within batches, Dirichlet 0.1": KINDS["Dirichlet 0.1, mixed"],
-        "clean, sorted by class": "clean, by-class",
-    }
-    networks = ("ResNet-18, CIFAR-10", "ResNet-18, CIFAR-100")
-    for title, *cells in table_after(text, "in batches of 64: frozen / ungated / gated.\n\n"):
-        kind = kinds.get(title, KINDS.get(title, title))
-        assert cells == [found[network, kind] for network in networks], title
-
-
-def test_layer_transport_beside_methods_that_learn_is_that_of_the_records():
-    """Table and sentences: accuracy and worst loss, leads, and what the gate keeps."""
-    tables = ROOT / "reproduction/report/reproduction/tables"
-    found: dict[str, dict[str, dict[str, str]]] = {}
-    with (tables / "corruption-all-backbones.csv").open() as file:
-        for row in csv.DictReader(file):
-            found.setdefault(row["backbone"], {})[row["method"].partition(" (")[0]] = row
-    text = (ROOT / "docs" / "layer-transport.md").read_text()
-    rows = table_after(text, "| | frozen | BatchNorm adaptation |")
-    assert {title for title, *_ in rows} == {
-        k for k, own in found.items() if "layer-transport" in own
-    }
-    leads, kept = {}, {}
-    for title, *cells in rows:
-        own = found[title]
-        frozen = float(own["frozen"]["top-1"])
-
-        def cell(method, own=own):
-            accuracy, loss = (float(own[method][name] or 0) for name in ("top-1", "worst loss"))
-            return f"{accuracy:.2f} ({loss:.1f})"
-
-        names = {"tent": "Tent ", "eata": "EATA ", "sar": "SAR "}
-        best = max(names, key=lambda method: float(own[method]["top-1"]))
-        assert cells == [
-            f"{frozen:.2f}",
-            cell("bn-adapt"),
-            names[best] + cell(best),
-            *map(cell, ("caster", "layer-transport-ungated", "layer-transport")),
-        ], title
-        accuracy, ungated = (
-            float(own[f"layer-transport{ending}"]["top-1"]) for ending in ("", "-ungated")
-        )
-        leads[title] = accuracy - float(own[best]["top-1"])
-        kept[title] = 100 * (accuracy - frozen) / (ungated - frozen)
-    text = " ".join(text.split())
-    low, high = min(leads.values()), max(leads.values())
-    assert f"ahead of the best of Tent, EATA and SAR by {low:.1f} to {high:.1f} points" in text
-    low, high = min(kept.values()), max(kept.values())
-    assert f"The gate keeps {low:.0f} to {high:.0f} % of the ungated gain" in text
-    with (tables / "corruption-fifteen-backbones.csv").open() as file:
-        severe = {(row["backbone"], row["method"]): top1(row) for row in csv.DictReader(file)}
-    ours, tent = (severe["ResNet-50, CIFAR-100", own] for own in ("layer-transport", "tent"))
-    assert f"behind Tent on the ResNet-50 of CIFAR-100, {ours} against {tent} %" in text
-
-
-@pytest.mark.parametrize(
-    ("network", "kinds"),
-    [
-        ("ResNet-18, CIFAR-10", 13),
-        ("ResNet-18, CIFAR-100", 11),
-        ("ViT-B, CIFAR-10", 4),
-        ("ResNet-50, ImageNet", 3),
-        ("EfficientNet-Lite0, ImageNet", 3),
-    ],
-)
-def test_the_table_of_every_kind_of_stream_has_the_figures_of_the_records(streams, network, kinds):
-    text = (ROOT / "docs" / "mixture-transport.md").read_text()
-    rows = table_after(text, f"| {network} | frozen | best other |")
-    assert len(rows) == kinds
-    for title, *cells in rows:
-        kind, _, size = title.partition(", B = ")
-        found = streams[network, KINDS.get(kind, kind), size or "64"]
-        others = [m for m in found if m != "frozen" and "-transport" not in m]
-        plain = found.get("layer-transport")
-        assert (plain is None) == (network == "ViT-B, CIFAR-10"), title
-        best = max(others, key=lambda method: float(found[method]["top-1"]))
-        gated = found["mixture-transport"]
-        assert [cell.replace("*", "") for cell in cells] == [
-            top1(found["frozen"]),
-            f"{top1(found[best])} ({best.upper() if best != 'tent' else 'Tent'})",
-            "" if plain is None else top1(plain),
-            top1(gated),
-            f"{float(gated['accepted, %']):.0f} %",
-            top1(found["mixture-transport-ungated"]),
-        ], title
-
-
-def test_the_table_of_fair_settings_has_the_figures_of_the_records():
-    networks = [
-        f"ResNet-18, {name}" for name in ("CIFAR-10", "plainly trained, CIFAR-10", "CIFAR-100")
-    ]
-    found: dict[str, dict[str, list[float]]] = {}
-    with (ROOT / "reproduction/report/tuning/tables/tuning.csv").open() as file:
-        for row in csv.DictReader(file):
-            own = found.setdefault(row["method"], {}).setdefault(row["backbone"], [])
-            own.append(float(row["accuracy"]))
-    text = (ROOT / "docs" / "methods.md").read_text().partition("## Fair settings")[2]
-    rows = table_after(text, "| | CIFAR-10 |")
-    assert {name.lower() for name, *_ in rows} == found.keys()
-    for name, *cells in rows:
-        tried = [found[name.lower()].get(network) for network in networks]
-        expected = ["" if own is None else f"{own[0]:.1f} → {max(own):.1f}" for own in tried]
-        assert [cell.replace("*", "") for cell in cells] == expected, name
+    shown = {name: figure for figure, name in re.findall(r"([\d.]+)<!--=([\w-]+)-->", text)}
+    for classes in (10, 100):
+        data = f"cifar{classes}"
+        streams = dict(named_rows(folder / f"field/{data}.parquet", "stream"))
+        accuracy: dict[str, dict[str, float]] = {"each": {}, "continual": {}}
+        for cell, row in named_rows(folder / f"field/resnet18-{data}--{data}.parquet", "cell"):
+            spec = json.loads(cell)["identity"]["spec"]
+            if spec["method"] != "mixture-transport":
+                continue
+            stream = streams[row["stream"].as_py()]
+            label, batch = (np.array(stream[name].as_py()) for name in ("label", "batch"))
+            answer = label.copy()
+            for name in ("frozen", "prediction"):
+                gaps = np.array(row[f"{name}_gaps"].as_py(), int)
+                answer[np.cumsum(gaps + 1) - 1] = row[name].as_py()
+            for i, (name, _) in enumerate(spec["conditions"]):
+                part = batch * len(spec["conditions"]) // (batch.max() + 1) == i
+                accuracy[spec["schedule"]][name] = 100 * np.mean(answer[part] == label[part])
+            if spec["schedule"] == "continual":
+                accepted = np.flatnonzero(row["batches_accepted"].as_py())
+                most = max(np.bincount(answer[batch == i]).max() / 200 for i in accepted)
+                assert shown[f"continual-class-{classes}"] == str(math.ceil(100 * most))
+        means = (f"{np.mean([*accuracy[own].values()]):.1f}" for own in ("each", "continual"))
+        assert (shown[f"resets-{classes}"], shown[f"continual-{classes}"]) == tuple(means)
+        losses = (own - accuracy["continual"][name] for name, own in accuracy["each"].items())
+        worst = max(worst, *losses)
+    assert shown["continual-worst"] == f"{worst:.1f}"
 
 
 def test_the_readme_is_short_and_has_one_figure():

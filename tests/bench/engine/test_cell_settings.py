@@ -154,13 +154,6 @@ def test_all_rivals_meet_the_published_protocol():
             assert methods >= {"layer-transport", "pea"}, name
 
 
-def test_the_documents_say_how_large_the_sweep_of_mixture_transport_is():
-    sweep = read(SWEEP.with_name("mixture.toml"))
-    text = (SWEEP.parents[2] / "docs" / "benchmark.md").read_text()
-    streams = len({spec.stream for spec in sweep.cells})
-    assert f"{len(sweep.cells):,} cells on {streams:,} streams" in " ".join(text.split())
-
-
 def test_a_record_names_the_commit(monkeypatch, tmp_path):
     monkeypatch.delenv("CASTER_COMMIT", raising=False)
     commit.cache_clear()

@@ -1,0 +1,410 @@
+"""Write the figures of the committed reports and records into the pages that mark them.
+
+A page marks a figure (`66<!--=NAME--> %`, rounded to the digits that stand there), a table in its
+header (`| network<!--=NAME--> | ...`), whose first column names the rows, and a statement that the
+figures must bear out (`none loses<!--=NAME-->`).
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+import sys
+from collections.abc import Callable, Mapping
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from caster.io.files import replacing
+from caster_bench import sweeps
+from caster_bench.records.store import Pack, described, read, scan
+
+ROOT = Path(__file__).parents[1]
+REPRODUCTION = ROOT / "reproduction"
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+KINDS, KEPT = "mixture/layers-methods", "mixture/mixture-kept"  # tables of reports
+FIELD, FIELD_KEPT = "field/layers-methods", "field/mixture-kept"
+PAPER, SEVERE = "reproduction/corruption-all-backbones", "reproduction/corruption-fifteen-backbones"
+LAYERS_KEPT = "mixture/layers-kept"
+TEN, HUNDRED = "ResNet-18, CIFAR-10", "ResNet-18, CIFAR-100"
+PLAIN, VIT = "ResNet-18, plainly trained, CIFAR-10", "ViT-B, CIFAR-10"
+FIFTY, LITE = "ResNet-50, ImageNet", "EfficientNet-Lite0, ImageNet"
+OURS, UNGATED = "mixture transport", "mixture transport, ungated"
+LAYERS, LAYERS_UNGATED = "layer transport", "layer transport, ungated"
+CONTINUAL, SORTED, MIXED = "shuffled, continual", "sorted by class", "shuffled, mixed"
+LOOSE, TAILS = "Dirichlet 1", "long-tailed"
+IN_REPORTS = {  # methods and kinds of streams, where a page does not call them the same
+    "BN statistics": "bn-adapt",
+    "caster, `features`": "caster",
+    "caster, `layers`": "mixture-transport",
+    "sorted by class": "by-class",
+    "clean, sorted by class": "clean, by-class",
+    "turning: shuffled, then sorted": "turning",
+    "Dirichlet 0.1": "dirichlet, concentration 0.1",
+    "Dirichlet 1": "dirichlet, concentration 1.0",
+    "Dirichlet 0.1, recurring": "dirichlet, concentration 0.1, recurring",
+    "Dirichlet 0.1, mixed": "dirichlet, concentration 0.1, mixed",
+    "mixed within batches, shuffled": "shuffled, mixed",
+    "mixed within batches, Dirichlet 0.1": "dirichlet, concentration 0.1, mixed",
+    "long-tailed": "long-tailed, imbalance 20",
+    "long-tailed, 20": "long-tailed, imbalance 20",
+}
+Row = dict[str, Any]  # of a report's table
+Cells = Callable[[str], list[str]]  # of a page's row, by its title
+Values = Mapping[str, float | Cells | bool]
+
+
+# --- what pages mark --------------------------------------------------------------------------
+
+
+def figures() -> dict[str, float]:
+    """All figures in sentences."""
+    small = [look(KEPT, network) for network in (TEN, HUNDRED, VIT)]
+    large = [look(KEPT, network) for network in (FIFTY, LITE)]
+    learners = [f"ResNet-{depth}, CIFAR-{classes}" for depth in (18, 50) for classes in (10, 100)]
+    leads = [lead(PAPER, own, LAYERS, best_learner(own)) for own in learners]
+    gated = [lead(PAPER, own, LAYERS, "frozen") for own in learners]
+    shares = [
+        100 * gain / lead(PAPER, own, LAYERS_UNGATED, "frozen")
+        for own, gain in zip(learners, gated, strict=True)
+    ]
+    losses, largest, _ = without_resets()
+    found = {
+        "rejected-mixed": 100 - look(KINDS, TEN, OURS, MIXED)["accepted, %"],
+        "rejected-loose": 100 - look(KINDS, HUNDRED, OURS, LOOSE)["accepted, %"],
+        "missed-mixed": lead(KINDS, TEN, UNGATED, OURS, MIXED),
+        "missed-loose": lead(KINDS, HUNDRED, UNGATED, OURS, LOOSE),
+        "tails-behind": lead(KINDS, TEN, LAYERS, OURS, TAILS),
+        "tails-behind-ungated": lead(KINDS, TEN, LAYERS, UNGATED, TAILS),
+        "tails-ahead": lead(KINDS, HUNDRED, OURS, LAYERS, TAILS),
+        "streams-cifar": sum(own["streams"] for own in small),
+        "loss-cifar": max(own["worst loss, gated"] for own in small),
+        "loss-cifar-ungated": max(own["worst loss, ungated"] for own in small),
+        "loss-imagenet-ungated": max(own["worst loss, ungated"] for own in large),
+        "pea-ahead": lead(KINDS, FIFTY, "PEA", OURS),
+        "streams-field": look(FIELD_KEPT, "all")["streams"],
+        "kept-plain": look(FIELD_KEPT, PLAIN)["kept, %"],
+        "kept-vit": look(FIELD_KEPT, VIT)["kept, %"],
+        "continual-loss": max(np.mean(own) for own in losses.values()),
+        "continual-worst": max(map(max, losses.values())),
+        "bn-100": top1(FIELD, HUNDRED, "BN statistics"),
+        "deyo-tuned-plain": top1(FIELD, PLAIN, "DeYO, tuned"),
+        "layers-lead-least": min(leads),
+        "layers-lead-most": max(leads),
+        "layers-kept-least": min(shares),
+        "layers-kept-most": max(shares),
+        "layers-severe": top1(SEVERE, "ResNet-50, CIFAR-100", LAYERS),
+        "tent-severe": top1(SEVERE, "ResNet-50, CIFAR-100", "Tent"),
+        "layers-50-ungated": top1(KINDS, FIFTY, LAYERS_UNGATED),
+        "layers-loss-50": look(LAYERS_KEPT, FIFTY)["worst loss, gated"],
+        "layers-lost-50": 100 - look(LAYERS_KEPT, FIFTY)["kept, %"],
+    }
+    for name, network in (("10", TEN), ("100", HUNDRED)):
+        found |= {
+            f"sorted-frozen-{name}": top1(KINDS, network, "frozen", SORTED),
+            f"sorted-tent-{name}": top1(KINDS, network, "Tent", SORTED),
+            f"sorted-{name}": top1(KINDS, network, OURS, SORTED),
+            f"kept-{name}": look(FIELD_KEPT, network)["kept, %"],
+            f"resets-{name}": top1(FIELD, network, OURS),
+            f"continual-{name}": top1(FIELD, network, OURS, CONTINUAL),
+            f"continual-roid-{name}": top1(FIELD, network, "ROID", CONTINUAL),
+            f"continual-class-{name}": math.ceil(largest[f"cifar{name}"]),
+            f"roid-tuned-{name}": top1(FIELD, network, "ROID, tuned"),
+            f"layers-gain-{name}": lead(KINDS, network, LAYERS, "frozen"),
+            f"layers-gain-mixed-{name}": lead(KINDS, network, LAYERS, "frozen", MIXED),
+        }
+    for name, network in (("50", FIFTY), ("lite", LITE)):
+        found |= {
+            f"loss-{name}": look(KEPT, network)["worst loss, gated"],
+            f"gain-{name}": lead(KINDS, network, OURS, "frozen"),
+            f"gain-pea-{name}": lead(KINDS, network, "PEA", "frozen"),
+            f"layers-{name}": top1(KINDS, network, LAYERS),
+            f"bn-{name}": top1(KINDS, network, "BN statistics"),
+        }
+    for name in ("mixture", "reproduction"):
+        sweep = sweeps.read(REPRODUCTION / "sweeps" / f"{name}.toml")
+        found[f"cells-{name}"] = len(sweep.cells)
+        found[f"streams-{name}"] = len({spec.stream for spec in sweep.cells})
+    return found
+
+
+def tables() -> dict[str, Cells]:
+    """Rows of all tables."""
+    results = [(own, "shuffled") for own in (PLAIN, TEN, HUNDRED, VIT)]
+    layers = [(own, "shuffled") for own in (TEN, PLAIN, HUNDRED, VIT)]
+    streams = [(own, kind) for own in (TEN, HUNDRED) for kind in (CONTINUAL, "shuffled")]
+    return {
+        "results": partial(field_row, results, "-"),
+        "kinds-10": partial(kind_row, TEN),
+        "kinds-100": partial(kind_row, HUNDRED),
+        "kinds-vit": partial(kind_row, VIT),
+        "kinds-50": partial(kind_row, FIFTY),
+        "kinds-lite": partial(kind_row, LITE),
+        "continual": partial(field_row, streams, ""),
+        "layers-kept": layers_kept_row,
+        "layers-kinds": layers_kind_row,
+        "layers-field": partial(field_row, layers, ""),
+        "layers-learning": learning_row,
+        "tuning": tuning_row,
+    }
+
+
+BOLD = ("results", "tuning")  # tables with the best of each column in bold
+
+
+def statements() -> dict[str, bool]:
+    """All statements that the figures must bear out."""
+    pea = [lead(KINDS, network, "PEA", OURS) for network in (FIFTY, LITE)]
+    bests = [max(rows(FIELD, own), key=lambda row: row["top-1"]) for own in (TEN, PLAIN, HUNDRED)]
+    layers = {own["backbone"]: own for own in report(LAYERS_KEPT)}
+    aim = {name for name in layers if layers[name]["kept, %"] >= 90}
+    aim &= {name for name in layers if layers[name]["worst loss, gated"] <= 1}
+    learners = {"tent", "roid", "deyo", "cotta"}
+    rivals = {"bn-adapt", "tent", "eata", "sar", "deyo", "roid", "pea"}
+    return {
+        "field-none-loses": look(FIELD_KEPT, "all")["worst loss, gated"] == 0,
+        "loose-none-loses": look(KINDS, HUNDRED, OURS, LOOSE)["worst loss"] == 0,
+        "loss-50-is-clean": "clean" in look(KEPT, FIFTY)["where"],
+        "loss-lite-is-shot-noise": "shot_noise" in look(KEPT, LITE)["where"],
+        "tuned-ahead": all("(lr " in best["method"] for best in bests),
+        "rivals-ahead-50": ahead(KINDS, FIFTY, OURS) == rivals,
+        "pea-ahead-of-both": round(pea[0]) == round(pea[1]),
+        "continual-ahead-10": ahead(FIELD, TEN, OURS, CONTINUAL)
+        == {"roid", "tent", "pea", "deyo", "layer-transport"},
+        "continual-ahead-100": ahead(FIELD, HUNDRED, OURS, CONTINUAL) == {"roid"},
+        "continual-none-loses": without_resets()[2],
+        "layers-aim": aim == {TEN, HUNDRED, LITE},
+        "layers-loss-50-is-defocus": "defocus_blur" in layers[FIFTY]["where"],
+        "layers-field-none-loses": look("field/layers-kept", "all")["worst loss, gated"] == 0,
+        "layers-behind-plain": ahead(FIELD, PLAIN, LAYERS) == learners | {"mixture-transport"},
+        "layers-behind-100": ahead(FIELD, HUNDRED, LAYERS)
+        == learners | rivals | {"mixture-transport"},
+        "layers-ahead-10": ahead(FIELD, TEN, LAYERS) == set(),
+    }
+
+
+# --- rows of tables ---------------------------------------------------------------------------
+
+
+def field_row(streams: list[tuple[str, str]], absent: str, method: str) -> list[str]:
+    """Accuracy of a method under the field's protocol."""
+    found = [rows(FIELD, network, method, kind) for network, kind in streams]
+    return [f"{own[0]['top-1']:.1f}" if own else absent for own in found]
+
+
+def kind_row(network: str, kind: str) -> list[str]:
+    """Frozen, best of the other methods, plain, ours, share of accepted batches, ungated."""
+    others = rows(KINDS, network, kind=kind)
+    others = [row for row in others if not re.search("frozen|-transport", row["method"])]
+    best = max(others, key=lambda row: row["top-1"])
+    name = "Tent" if best["method"] == "tent" else best["method"].upper()
+    plain = [f"{own['top-1']:.1f}" for own in rows(KINDS, network, LAYERS, kind)] or [""]
+    frozen, ours, ungated = (look(KINDS, network, own, kind) for own in ("frozen", OURS, UNGATED))
+    shown = [f"{frozen['top-1']:.1f}", f"{best['top-1']:.1f} ({name})", *plain]
+    shown = emphasized([*shown, f"{ours['top-1']:.1f}"])
+    return [*shown, f"{ours['accepted, %']:.0f} %", f"{ungated['top-1']:.1f}"]
+
+
+def layers_kept_row(network: str) -> list[str]:
+    """Gains and worst losses of layer transport, and the gain of mixture transport."""
+    own = look(LAYERS_KEPT, network)
+    gains = [f"{own[name]:+.2f}" for name in ("ungated", "gated")]
+    losses = [f"{own[f'worst loss, {name}']:.2f}" for name in ("ungated", "gated")]
+    share, mixture = f"{own['kept, %']:.0f} %", f"{look(KEPT, network)['gated']:+.2f}"
+    return [f"{own['streams']:.0f}", *gains, share, *losses, mixture]
+
+
+def layers_kind_row(kind: str) -> list[str]:
+    """Accuracy of the frozen model and of layer transport, ungated and gated, on two networks."""
+    own = [look("mixture/layers-streams", network, kind=kind) for network in (TEN, HUNDRED)]
+    return [f"{row['frozen']:.1f} / {row['ungated']:.1f} / {row['gated']:.1f}" for row in own]
+
+
+def learning_row(network: str) -> list[str]:
+    """Accuracy and worst loss of layer transport and of methods that learn."""
+    best = best_learner(network)
+    methods = ("BN statistics", best, "caster", LAYERS_UNGATED, LAYERS)
+    own = [look(PAPER, network, method) for method in methods]
+    shown = [f"{row['top-1']:.2f} ({row['worst loss'] or 0:.1f})" for row in own]
+    return [f"{top1(PAPER, network, 'frozen'):.2f}", shown[0], f"{best} {shown[1]}", *shown[2:]]
+
+
+def tuning_row(method: str) -> list[str]:
+    """Accuracy with the published setting and with the best of five, on three networks."""
+    tried = [rows("tuning/tuning", network, method) for network in (TEN, PLAIN, HUNDRED)]
+    found = [[row["accuracy"] for row in own] for own in tried]
+    return [f"{own[0]:.1f} → {max(own):.1f}" if own else "" for own in found]
+
+
+def emphasized(cells: list[str]) -> list[str]:
+    """Put the best of the cells' last figures in bold."""
+    last = re.compile(r"\d+\.\d(?!.*\d\.\d)")
+    best = max((found[0] for cell in cells if (found := last.search(cell))), key=float)
+    return [
+        last.sub(lambda found: f"**{best}**" if found[0] == best else found[0], cell)
+        for cell in cells
+    ]
+
+
+# --- where they are found ---------------------------------------------------------------------
+
+
+@cache
+def report(name: str) -> list[Row]:
+    """Rows of a table of a sweep's report; networks without the name of their data."""
+    sweep, _, table = name.partition("/")
+    with (REPRODUCTION / "report" / sweep / f"tables/{table}.csv").open(encoding="utf-8") as file:
+        found = [
+            {name: float(cell) if re.match(r"-?\d", cell) else cell for name, cell in row.items()}
+            for row in csv.DictReader(file)
+        ]
+    return [row | {"backbone": row["backbone"].partition(" on ")[0]} for row in found]
+
+
+def rows(table: str, network: str, method: str = "", kind: str = "shuffled") -> list[Row]:
+    """Rows of a network; of a method and a kind of stream, as pages call them, if there are any.
+
+    `DeYO, tuned` is `deyo (lr 0.01)` in reports, and `Tent` may be `tent (preset layer-norm)`.
+    """
+    name = re.sub(", (ungated|tuned)$", "", method)
+    name = IN_REPORTS.get(name, name.lower().replace(" ", "-")) or ".*"
+    name += "-ungated" if method.endswith(", ungated") else ""
+    name += r" \(lr .*\)" if method.endswith(", tuned") else r"( \(preset .*\))?"
+    kind, _, size = kind.partition(", B = ")
+    stream, batches = IN_REPORTS.get(kind, kind), (float(size),) if size else (None, 64, 200)
+    return [
+        row
+        for row in report(table)
+        if row["backbone"] == network and re.fullmatch(name, row.get("method", ""))
+        if row.get("stream", stream) == stream and row.get("B") in batches
+    ]
+
+
+def look(table: str, network: str, method: str = "", kind: str = "shuffled") -> Row:
+    """Return the only such row."""
+    found = rows(table, network, method, kind)
+    if len(found) != 1:
+        sys.exit(f"{table} has {len(found)} rows of {network}, {method or 'any'}, {kind}")
+    return found[0]
+
+
+def top1(table: str, network: str, method: str, kind: str = "shuffled") -> float:
+    """Return the accuracy of a method."""
+    return look(table, network, method, kind)["top-1"]
+
+
+def lead(table: str, network: str, method: str, other: str, kind: str = "shuffled") -> float:
+    """Points by which a method is ahead of another."""
+    return top1(table, network, method, kind) - top1(table, network, other, kind)
+
+
+def ahead(table: str, network: str, method: str, kind: str = "shuffled") -> set[str]:
+    """Names of the methods that are ahead of one, with their authors' settings and gates."""
+    own = top1(table, network, method, kind)
+    better = [row["method"] for row in rows(table, network, kind=kind) if row["top-1"] > own]
+    return {name.partition(" (preset")[0] for name in better if not re.search("-ungated|lr", name)}
+
+
+def best_learner(network: str) -> str:
+    """Return the best of three methods that learn."""
+    return max(("Tent", "EATA", "SAR"), key=lambda method: top1(PAPER, network, method))
+
+
+@cache
+def without_resets() -> tuple[dict[str, list[float]], dict[str, float], bool]:
+    """Return what no report has of streams without resets, corruption by corruption.
+
+    By data, all losses to a reset and the largest share of one class in an accepted batch, in
+    percent; and whether no corruption is below the frozen model.
+    """
+    right, below, largest = {}, [], {}
+    for where in scan(Pack(REPRODUCTION / "records" / "field")).records:
+        _, spec = described(where)
+        if spec.method != "mixture-transport" or not spec.backbone.startswith("resnet18-cifar"):
+            continue
+        record = read(where)
+        samples, batches, continual = record.samples, record.batches, spec.schedule == "continual"
+        for i, (name, _) in enumerate(spec.conditions):
+            part = samples.batch * len(spec.conditions) // len(batches.batch) == i
+            frozen, ours = (
+                100 * np.mean(own[part] == samples.label[part])
+                for own in (samples.frozen, samples.prediction)
+            )
+            right[spec.data, name, continual] = ours
+            below.append(ours < frozen)
+        if continual:
+            accepted = [
+                samples.prediction[samples.batch == i] for i in np.flatnonzero(batches.accepted)
+            ]
+            largest[spec.data] = max(100 * np.bincount(own).max() / len(own) for own in accepted)
+    losses = {
+        data: [right[key] - right[*key[:2], True] for key in right if key[0] == data and not key[2]]
+        for data in largest
+    }
+    return losses, largest, not any(below)
+
+
+# --- how they get into the pages --------------------------------------------------------------
+
+MARKER = re.compile(
+    r"(?P<figure>\d[\d.,]*)?<!--(=(?P<name>(\w+-)*\w+)-->|\s*=)"
+    r"(?P<header>.*\n\|[-:| ]+\n)?(?P<rows>(?(header)(\|.*\n)*))"
+)
+
+
+def fill(pages: Mapping[str, str], values: Values) -> dict[str, str]:
+    """Put values where pages mark them, or exit with a line that says what is wrong."""
+    filled = {
+        page: MARKER.sub(partial(replaced, page, values), text) for page, text in pages.items()
+    }
+    used = {found["name"] for text in pages.values() for found in MARKER.finditer(text)}
+    if unused := sorted(values.keys() - used):
+        sys.exit(f"no page marks {', '.join(unused)}")
+    return filled
+
+
+def replaced(page: str, values: Values, found: re.Match[str]) -> str:
+    """Return a marker with its figure or its rows."""
+    name, figure = found["name"], found["figure"]
+    value = values.get(name)
+    at = f"{page}, line {found.string.count(chr(10), 0, found.start()) + 1}:"
+    if name is None:
+        sys.exit(f"{at} a marker is `<!--=NAME-->`, on one line")
+    if value is None:
+        sys.exit(f"{at} nothing is called '{name}'")
+    if value is False:
+        sys.exit(f"{at} the records contradict the statement '{name}'")
+    if value is True:
+        return found[0]
+    if not callable(value):
+        if not figure:
+            sys.exit(f"{at} '{name}' must follow its figure")
+        if value < 0:
+            sys.exit(f"{at} the records contradict the sentence: '{name}' is {value}")
+        return f"{value:,.{len(figure.partition('.')[2])}f}" + found[0].removeprefix(figure)
+    if not found["rows"]:
+        sys.exit(f"{at} '{name}' must stand in the header of its table")
+    titles = [row.split("|")[1].strip() for row in found["rows"].splitlines()]
+    columns = [titles, *map(list, zip(*map(value, titles), strict=True))]
+    if len(columns) != found["header"].splitlines()[1].count("|") - 1:
+        sys.exit(f"{at} '{name}' has {len(columns)} columns, and its header has others")
+    if name in BOLD:
+        columns[1:] = map(emphasized, columns[1:])
+    lines = [f"| {' | '.join(row)} |\n".replace("|  ", "| ") for row in zip(*columns, strict=True)]
+    return found[0].removesuffix(found["rows"]) + "".join(lines)
+
+
+def main() -> None:
+    """Rewrite the pages whose figures changed."""
+    pages = {str(page.relative_to(ROOT)): page.read_text("utf-8") for page in PAGES}
+    for name, text in fill(pages, {**figures(), **tables(), **statements()}).items():
+        if text != pages[name]:
+            with replacing(ROOT / name) as temporary:
+                temporary.write_text(text, "utf-8")
+
+
+if __name__ == "__main__":
+    main()
