@@ -22,6 +22,7 @@ from caster_bench.engine.plan import groups_of
 from caster_bench.engine.run import run
 from caster_bench.engine.run_context import RunContext
 from caster_bench.engine.worker_cache import WeightGuard
+from caster_bench.methods.gates import Gated
 from caster_bench.methods.protocol import inert_prediction
 from caster_bench.methods.registry import create
 from caster_bench.records.store import read, scan
@@ -125,15 +126,19 @@ class ClaimingByMistake(Claiming):
 
 
 def make_claim(monkeypatch, kind, **changes):
-    """Use such a method for Tent."""
+    """Use such a method for Tent, with the gate that it has."""
 
     def make(name, model, source, **settings):
         method = create(name, model, source, **settings)
-        return kind(method.frozen, changes) if name == "tent" else method
+        if not name.startswith("tent"):
+            return method
+        claiming = kind(method.frozen, changes)
+        return Gated(claiming, method.gate) if isinstance(method, Gated) else claiming
 
     monkeypatch.setattr(workers, "create", make)
 
 
+@pytest.mark.parametrize("name", ["tent", "tent+certificate", "tent+referee"])
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
@@ -143,16 +148,29 @@ def make_claim(monkeypatch, kind, **changes):
     ],
 )
 def test_a_method_that_is_not_inert_as_it_says_has_no_record(
-    tmp_path, checkpoints, monkeypatch, changes, why
+    tmp_path, checkpoints, monkeypatch, changes, why, name
 ):
-    cache, (clean, _) = admitted(tmp_path, checkpoints, INERT)
+    cache, (clean, _) = admitted(tmp_path, checkpoints, INERT.replace('"tent"', f'"{name}"'))
     make_claim(monkeypatch, Claiming, **changes)
     ((spec, message),) = run_group(cache, clean).failures
-    assert spec.method == "tent"
+    assert spec.method == name
     assert "claiming says that it is inert, but does not answer as the frozen model" in message
     assert why in message
     done = {read(folder).spec.method for folder in scan(tmp_path / "out").cells}
     assert done == {"frozen", "eata"}
+
+
+@pytest.mark.parametrize("claims", ["truly", "falsely"])
+def test_an_inert_method_behind_a_gate_is_checked_in_timed_cells_too(
+    tmp_path, checkpoints, monkeypatch, claims
+):
+    """Its gate answers for it, so only the check ever asks it."""
+    text = INERT.replace('"tent", "eata"', '"tent+certificate"') + "alone = true\n"
+    cache, groups = admitted(tmp_path, checkpoints, text)
+    changes = {} if claims == "truly" else {"logits": lambda answer: answer.logits + 1}
+    make_claim(monkeypatch, Claiming, **changes)
+    failed = [spec.method for group in groups for spec, _ in run_group(cache, group).failures]
+    assert failed == ([] if claims == "truly" else ["tent+certificate"] * 2)
 
 
 def test_an_inert_that_is_no_property_is_no_claim(tmp_path, checkpoints, monkeypatch):

@@ -27,6 +27,7 @@ from caster_bench.engine.run_context import CPU
 from caster_bench.engine.shared_images import corrupted
 from caster_bench.engine.worker_cache import LoadedBackbone, WorkerCache, tf32_matmul
 from caster_bench.methods.checks.fingerprint import same
+from caster_bench.methods.gates import ungated
 from caster_bench.methods.protocol import (
     Method,
     Prediction,
@@ -97,12 +98,13 @@ class _Group:
         }
         self.batches = StreamBatches(self.stream, pixels, backbone.preprocess, not spec.alone)
         self._write = partial(write_done, cache.context, backbone, self.stream)
+        self._precision = nullcontext if spec.alone else partial(tf32_matmul, cache.context)
         cache.retain_methods(specs)
 
     def run(self, specs: Sequence[Spec]) -> None:
         """Run one method after another; inert ones and those on features share the frozen pass."""
         alone = specs[0].alone
-        with nullcontext() if alone else tf32_matmul(self.cache.context):
+        with self._precision():
             outputs, seconds, frozen = self._frozen_pass(keep=not alone)
         for spec in specs:
             with self._isolated(spec):
@@ -110,12 +112,11 @@ class _Group:
                     self._run_timed(spec, frozen)
                     continue
                 method = self._method(spec)
-                if is_inert(method):
-                    self._check_inert(method, outputs[0])
+                self._check_inert(method, outputs)
                 if (answer := answer_from_outputs(method)) is not None:
                     found = self._predict(spec, method, answer, outputs, seconds)
                 else:
-                    with tf32_matmul(self.cache.context):
+                    with self._precision():
                         found = self._predict(spec, method, method.predict, self.batches)
                 self._write(spec, method, found, frozen)
 
@@ -129,17 +130,22 @@ class _Group:
                 raise
             self.result.failures.append((spec, one_line(error)))
 
-    def _check_inert(self, method: Method, outputs: Outputs) -> None:
-        """Fail unless an inert method answers the first batch as the frozen model.
+    def _check_inert(self, method: Method, outputs: Sequence[Outputs] = ()) -> None:
+        """Fail unless an inert method, gated or not, answers the first batch as the frozen model.
 
-        The other batches never reach it, so its record could not show that it is not inert.
+        The other batches may never reach it, so its record could not show that it is not inert.
         """
+        method = ungated(method)
+        if not is_inert(method):
+            return
         method.reset()
         self._synchronise()
         began = perf_counter()
-        with tf32_matmul(self.cache.context):
-            found = method.predict(next(iter(self.batches)))
-            expected = inert_answer(method.frozen, outputs)
+        images = next(iter(self.batches))
+        with self._precision():
+            found = method.predict(images)
+            first = outputs[0] if outputs else method.frozen.model(images)
+            expected = inert_answer(method.frozen, first)
         equal = same(found.logits, expected.logits)
         self.result.passes += perf_counter() - began
         if not equal or found.accepted or found.reason != INERT:
@@ -153,6 +159,7 @@ class _Group:
         """Run a cell with nothing else in memory, timed after a few warm-up batches."""
         self.cache.clear_methods()
         method = self._method(spec)
+        self._check_inert(method)
         method.reset()
         began = perf_counter()
         for _, images in zip(range(WARM_UP), self.batches, strict=False):

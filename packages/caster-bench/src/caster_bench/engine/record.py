@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from caster_bench.engine.cell_settings import entry_of, settings_of
 from caster_bench.engine.run_context import CPU, RunContext
-from caster_bench.methods.gates import Gated
+from caster_bench.methods.gates import ungated
 from caster_bench.methods.protocol import Method, is_inert
 from caster_bench.records.parquet import as_batches, as_samples
 from caster_bench.records.schema import DONE, REFUSED, Admission, Cell
@@ -66,7 +66,6 @@ def write_done(
     """Verify that the frozen model is unchanged, and write the record of a completed cell."""
     backbone.guard.verify()
     plan, entry = list(stream), entry_of(spec.method)
-    inner = method.method if isinstance(method, Gated) else method
     rows = np.concatenate([batch.rows for batch in plan])
     sizes = np.array([len(batch.rows) for batch in plan])
     samples = {
@@ -93,7 +92,7 @@ def write_done(
         reason=None,
         admission=_describe_admission(backbone.admission),
         method={
-            "inert": is_inert(inner),
+            "inert": is_inert(ungated(method)),
             "gradients": entry.gradients,
             "revision": entry.revision,
             "settings": settings_of(spec),

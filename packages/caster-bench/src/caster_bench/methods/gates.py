@@ -174,3 +174,8 @@ class Gated:
     def retained(self) -> Retained:
         """Bytes kept by method and gate."""
         return self.method.retained() + self.gate.retained()
+
+
+def ungated(method: Method) -> Method:
+    """Return a method without its gate."""
+    return method.method if isinstance(method, Gated) else method

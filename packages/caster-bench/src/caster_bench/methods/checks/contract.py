@@ -32,7 +32,7 @@ from caster_bench.methods.checks.fingerprint import (
     same,
     state_of,
 )
-from caster_bench.methods.gates import Decision, Gate, Gated
+from caster_bench.methods.gates import Decision, Gate, Gated, ungated
 from caster_bench.methods.protocol import Method, Prediction, is_inert
 
 Make = Callable[[], Method]
@@ -454,8 +454,7 @@ def bounded_memory(make: Make, stream: Stream) -> None:
     by one per image.
     """
     method = make()
-    inner = method.method if isinstance(method, Gated) else method
-    if getattr(inner, "unbounded", False):
+    if getattr(ungated(method), "unbounded", False):
         return
     batches = stream.split([BATCH] * 2 * HALF)
     early, late = _sizes(method, batches[:HALF]), _sizes(method, batches[HALF:])
