@@ -244,8 +244,8 @@ def test_a_rejected_backbone_gives_way_as_a_whole(sweep, out, pack, tmp_path):
     spec = next(spec for spec in sweep.cells if spec.backbone == "vit")
     admitted.cell(later, spec)
     r18, vit = parts_of(pack, later)
-    assert (len(r18.kept), r18.added) == (16, {})
-    assert (vit.kept, list(vit.added), vit.admission.admitted) == ({}, [spec], True)
+    assert (len(r18.packed), r18.added) == (16, {})
+    assert (vit.packed, list(vit.added), vit.admission.admitted) == ({}, [spec], True)
     both = merged(pack, later, tmp_path / "both")
     found = [read(row) for row in scan(both).rows]
     assert {r.spec for r in found if r.spec.backbone == "vit"} == {spec}
@@ -263,12 +263,12 @@ def test_a_refusal_for_want_of_a_checkpoint_takes_nothing_away(sweep, tmp_path):
             shutil.rmtree(folder)
     assert len(scan(bare).cells) == 16
     parts = parts_of(pack, bare)
-    assert [(len(part.kept), part.added, part.both) for part in parts] == [(16, {}, {})] * 2
+    assert [(len(part.packed), part.added, part.both) for part in parts] == [(16, {}, {})] * 2
     first = merged(Pack(tmp_path / "nothing"), bare, tmp_path / "refused")
     path = bare / "sources" / "vit--digits.json"
     write_admission(bare, replace(read_admission(path), reason="it is another"))
     (part,) = (part for part in parts_of(first, bare) if part.path.stem == "vit--digits")
-    assert (part.kept, len(part.added)) == ({}, 16)  # of two refusals the later one tells
+    assert (part.packed, len(part.added)) == ({}, 16)  # of two refusals the later one tells
 
 
 def test_another_result_of_a_cell_is_rejected(out, pack, tmp_path):

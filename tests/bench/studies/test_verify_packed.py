@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from caster.errors import CasterError
-from caster.io.files import locked
+from caster.io.files import locked, move_into_place
 from caster_bench.engine.pack import pack
 from caster_bench.records.digest import Parts, to_json
 from caster_bench.records.shard import open_streams, write_shard, write_streams
@@ -366,12 +366,118 @@ def test_packed_cells_that_the_sweep_no_longer_has_are_named_at_once(made, copy,
         pack(changed, out, copy)
     said = str(caught.value)
     gone = [spec for spec in made[0].cells if spec.method == "tent"]
-    assert said.startswith(f"{copy} holds {len(gone)} cells that the sweep does not have (")
+    assert said.startswith(f"the sweep does not have {len(gone)} of the recorded cells (")
     assert [spec.full in said for spec in gone].count(True) == 3
-    assert "; and 1 more): " in said
-    assert "delete r18--digits.parquet, vit--digits.parquet there" in said
+    assert f" in {copy.folder / NAME}, row " in said
+    assert said.endswith("; and 1 more): leave them out with prune=")
     assert "\n" not in said
     assert {path.name: path.read_bytes() for path in copy.folder.iterdir()} == before
+
+
+FEWER = ONE.replace(', "tent"', "")
+
+
+def contents(pack: Pack) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in pack.folder.iterdir()}
+
+
+@pytest.mark.parametrize("text", [FEWER, ONE.replace("[0, 1]", "[1]"), "without vit"])
+@pytest.mark.parametrize("where", ["another folder", "in place"])
+def test_a_pruned_pack_is_what_a_run_of_the_sweep_gives(copy, tmp_path, text, where):
+    """Byte for byte: cells that the sweep has stay, the others and their streams go."""
+    if text == "without vit":
+        start = ONE.index("[backbones.vit]")
+        text = ONE[:start] + ONE[ONE.index("[data.digits]") :]
+    sweep = sweep_of(tmp_path, text)
+    expected = Pack(tmp_path / "expected")
+    pack(sweep, Maker(sweep).make(tmp_path / "run"), expected)
+    into = copy if where == "in place" else Pack(tmp_path / "new")
+    done, problems = pack(sweep, copy, into, prune=True)
+    assert problems == []
+    assert (done.cells, len(done.dropped), done.missing) == (len(sweep.cells), 16 - done.cells, 0)
+    assert {read(row).spec for row in scan(into).rows} == sweep.cells.keys()
+    assert contents(into) == contents(expected)
+    assert verify(sweep, into) == []
+
+
+def test_pruning_adds_what_a_run_has_and_keeps_the_rest(made, copy, tmp_path):
+    """The run of one backbone is gone, and the sweep has a new seed."""
+    text = ONE.replace(', "tent"', "").replace("[0, 1]", "[1, 2]")
+    sweep = sweep_of(tmp_path, text)
+    run = Maker(sweep).make(tmp_path / "run")
+    for folder in scan(run).cells:
+        if read(folder).spec.backbone == "vit":
+            shutil.rmtree(folder)
+    done, problems = pack(sweep, run, copy, prune=True)
+    assert problems == []
+    assert (done.cells, done.new, len(done.dropped), done.missing) == (9, 3, 10, 3)
+    found = {read(row).spec for row in scan(copy).rows}
+    assert found == {s for s in sweep.cells if s.backbone == "r18" or s.seed == 1}
+
+
+def test_streams_of_data_that_the_sweep_lost_are_pruned(made, copy):
+    shutil.copy(copy.folder / STREAMS, copy.folder / "pets.parquet")
+    done, problems = pack(made[0], copy, copy, prune=True)
+    assert (done.cells, done.dropped, problems) == (16, [], [])
+    assert kinds(made[0], copy) == set()
+
+
+@pytest.mark.parametrize("moved", [0, 1, 2])
+def test_pruning_that_was_interrupted_can_be_repeated(copy, tmp_path, monkeypatch, moved):
+    sweep = sweep_of(tmp_path, ONE.replace("[0, 1]", "[1]"))
+    expected = Pack(tmp_path / "expected")
+    pack(sweep, copy, expected, prune=True)
+    left = iter(range(moved))
+
+    def move(path, to):
+        if next(left, None) is None:
+            raise OSError(28, "No space left on device")
+        move_into_place(path, to)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("caster_bench.engine.pack.move_into_place", move)
+        with pytest.raises(CasterError, match="No space left"):
+            pack(sweep, copy, copy, prune=True)
+    pack(sweep, copy, copy, prune=True)
+    assert contents(copy) == contents(expected)
+
+
+def test_pruning_verifies_what_it_keeps(made, copy, tmp_path):
+    sweep = sweep_of(tmp_path, FEWER)
+
+    def forged(rows: Rows) -> Rows:
+        (cell, samples, batches), *rest = rows
+        return [(cell, replace(samples, frozen=samples.frozen[::-1].copy()), batches), *rest]
+
+    rewritten(copy, forged)
+    before = contents(copy)
+    with pytest.raises(CasterError, match="changed after they were recorded"):
+        pack(sweep, copy, copy, prune=True)
+    assert contents(copy) == before
+
+
+def test_nothing_is_pruned_with_the_sweep_of_something_else(copy, tmp_path):
+    other = sweep_of(tmp_path, ONE.replace("r18", "r50").replace("vit", "swin"))
+    before = contents(copy)
+    with pytest.raises(CasterError, match="the sweep small has none of the recorded cells"):
+        pack(other, copy, copy, prune=True)
+    assert contents(copy) == before
+
+
+def test_the_command_prunes(packed, tmp_path):
+    sweep_of(tmp_path, FEWER)
+    words = ["bench", "pack", tmp_path / "sweep.toml", "--records", packed.folder]
+    words += ["-o", tmp_path / "new"]
+    told = cli(*words)
+    assert told.exit_code == 1
+    assert "leave them out with --prune" in " ".join(told.output.split())
+    assert not (tmp_path / "new").exists()
+    told = cli(*words, "--prune")
+    said = " ".join(told.output.split())
+    assert told.exit_code == 0
+    assert "left out 4 cells that the sweep does not have: r18 on digits, fog-1: tent" in said
+    assert "; and 1 more" in said
+    assert "12 cells in" in said
 
 
 def test_a_run_of_another_version_is_told_at_once(made, tmp_path, no_work):
@@ -386,9 +492,8 @@ def test_a_run_of_another_version_is_told_at_once(made, tmp_path, no_work):
 
 def test_a_cell_of_the_run_that_is_not_of_the_sweep_is_told_at_once(made, tmp_path, no_work):
     fewer = sweep_of(tmp_path, ONE.replace(', "tent"', ""))
-    done, problems = pack(fewer, made[1], Pack(tmp_path / "records"))
-    assert done is None
-    assert {problem.kind for problem in problems} == {"not of this sweep"}
+    with pytest.raises(CasterError, match="the sweep does not have 4 of the recorded cells"):
+        pack(fewer, made[1], Pack(tmp_path / "records"))
     assert not (tmp_path / "records").exists()
 
 

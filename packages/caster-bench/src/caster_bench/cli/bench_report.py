@@ -91,6 +91,10 @@ def pack(
     out: Runs = None,
     records: PackFolder = None,
     root: Root = None,
+    prune: Annotated[
+        bool,
+        typer.Option("--prune", help="Leave out cells that the sweep does not have, in DIR too."),
+    ] = False,
 ) -> None:
     """Pack the records of a run into a few small files, for a repository.
 
@@ -98,8 +102,10 @@ def pack(
     stay as they are, so runs from several days or machines can be combined; use --records to add
     another pack. Cells of a later revision of their method replace packed ones, and what a later
     run recorded for a rejected backbone replaces all of its cells. Everything except missing cells
-    must verify, otherwise nothing is written.
+    must verify, otherwise nothing is written. If the sweep lost cells, --prune removes them from
+    the pack: give the pack itself as --records if its run is gone.
     """
+    from caster_bench.engine.pack import named_cells
     from caster_bench.engine.pack import pack as pack_run
     from caster_bench.records.store import Pack
     from caster_bench.sweeps import read
@@ -107,10 +113,14 @@ def pack(
     parsed = read(sweep)
     with progress_bar() as progress:
         packed, problems = pack_run(
-            parsed, _location(parsed, out, records), Pack(folder), root, progress
+            parsed, _location(parsed, out, records), Pack(folder), root, progress, prune
         )
     if packed is None:
         raise _listed(problems, folder)
+    if packed.dropped:
+        dropped = counted(len(packed.dropped), "cell")
+        named = named_cells([spec.full for spec in packed.dropped])
+        say(f"left out {dropped} that the sweep does not have: {named}")
     also = f", {packed.replaced:,} replaced by a later revision" if packed.replaced else ""
     also += f"; {packed.outdated:,} of an earlier revision left out" if packed.outdated else ""
     also += f"; {packed.missing:,} of the sweep are missing" if packed.missing else ""

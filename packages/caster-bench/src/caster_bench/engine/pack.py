@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -66,6 +66,7 @@ class Outcome:
     files: int
     size: int  # bytes
     largest: int
+    dropped: Sequence[Spec]  # not in the sweep, and left out
 
 
 def pack(
@@ -74,32 +75,40 @@ def pack(
     into: Pack,
     root: Path | None = None,
     progress: Progress | None = None,
+    prune: bool = False,
 ) -> tuple[Outcome | None, list[Problem]]:
     """Add the cells of a run that a pack lacks, or return what is wrong and change nothing.
 
     Cells made by a later revision of their method replace packed ones. The run may cover part of
-    the sweep; what run and pack hold together must verify. The new files themselves are verified
-    and then moved into place one by one, so every file is complete at any time and an interrupted
-    command can be repeated.
+    the sweep; what run and pack hold together must verify. Cells that the sweep does not have are
+    an error, or with `prune` left out. The new files themselves are verified and then moved into
+    place one by one, so every file is complete at any time and an interrupted command can be
+    repeated.
     """
     if not scan(out).records:
         raise CasterError(f"no records in {out}")
     try:
         with _held(into) as new:
-            return _pack(sweep, out, into, new, root or Path(), progress)
+            return _pack(sweep, out, into, new, root or Path(), progress, prune)
     except OSError as error:  # a full disk, for one
         raise CasterError(f"cannot pack: {error.strerror}: {error.filename or into}") from None
 
 
 def _pack(
-    sweep: Sweep, out: Records, into: Pack, new: Pack, root: Path, progress: Progress | None
+    sweep: Sweep,
+    out: Records,
+    into: Pack,
+    new: Pack,
+    root: Path,
+    progress: Progress | None,
+    prune: bool,
 ) -> tuple[Outcome | None, list[Problem]]:
-    parts = parts_of(into, out)
-    _check_kept(parts, sweep, into)
+    parts, dropped = _without_foreign(parts_of(into, out), sweep, prune)
     problems = _early(parts, sweep, root)
     there = scan(into)
     problems += [Problem("foreign", str(path)) for path in (*scan(out).foreign, *there.foreign)]
-    problems += foreign_streams(there.streams, sweep)
+    if not prune:
+        problems += foreign_streams(there.streams, sweep)
     if problems:  # before any table is read
         return None, sorted(set(problems))
     changed = write_parts(parts, new.folder)
@@ -108,39 +117,55 @@ def _pack(
     if problems:
         here = (str(new), str(into))
         return None, [replace(problem, where=problem.where.replace(*here)) for problem in problems]
-    sizes = [path.stat().st_size for path in new.folder.iterdir()]
+    sizes = {path.name: path.stat().st_size for path in new.folder.iterdir()}
     for path in reversed(changed):  # streams before the cells that need them
         move_into_place(path, into.folder / path.name)
+    for path in (*there.admissions, *there.streams):
+        if path.name not in sizes:  # nothing in it is needed any more
+            path.unlink()
     replaced, outdated = (sum(getattr(p, kind) for p in parts) for kind in ("replaced", "outdated"))
     added = sum(len(part.added) for part in parts) - replaced
     missing = len(sweep.cells) - len(packed)
     counts = (len(packed), added, replaced, outdated, missing)
-    return Outcome(*counts, len(sizes), sum(sizes), max(sizes)), []
+    size = sizes.values()
+    return Outcome(*counts, len(size), sum(size), max(size), dropped), []
 
 
-def _check_kept(parts: Sequence[Part], sweep: Sweep, into: Pack) -> None:
-    """Reject a pack with cells that the sweep no longer has: nothing is removed from a file."""
-    gone = {spec: part.path.name for part in parts for spec in part.kept if spec not in sweep.cells}
-    if not gone:
-        return
-    named = "; ".join(spec.full for spec in list(gone)[:NAMED])
-    more = f"; and {len(gone) - NAMED} more" if len(gone) > NAMED else ""
-    raise CasterError(
-        f"{into} holds {len(gone)} cells that the sweep does not have ({named}{more}): delete "
-        f"{', '.join(sorted(set(gone.values())))} there and pack the valid cells from their run"
-    )
+def _without_foreign(
+    parts: Sequence[Part], sweep: Sweep, prune: bool
+) -> tuple[list[Part], list[Spec]]:
+    """Remove cells that the sweep does not have, and return them too; without `prune`, raise."""
+    foreign = {
+        spec: where
+        for part in parts
+        for spec, (_, where) in part.cells.items()
+        if spec not in sweep.cells
+    }
+    if foreign and not prune:
+        named = named_cells([f"{spec.full} in {where}" for spec, where in foreign.items()])
+        raise CasterError(
+            f"the sweep does not have {len(foreign):,} of the recorded cells ({named}): leave them "
+            "out with {argument}",
+            argument="prune",
+        )
+    ours = [own for part in parts if (own := part.restricted(sweep.cells)).cells]
+    if not ours:
+        raise CasterError(f"the sweep {sweep.name} has none of the recorded cells")
+    return ours, list(foreign)
+
+
+def named_cells(cells: Sequence[str]) -> str:
+    """Name the first cells and count the rest.
+
+    >>> named_cells(["a", "b"]), named_cells("abcde")
+    ('a; b', 'a; b; c; and 2 more')
+    """
+    more = [f"and {len(cells) - NAMED:,} more"] if len(cells) > NAMED else []
+    return "; ".join([*cells[:NAMED], *more])
 
 
 def _early(parts: Sequence[Part], sweep: Sweep, root: Path) -> list[Problem]:
     """Problems visible in `cell.json` and admissions, before any table is read or written."""
-    strange = [
-        Problem("not of this sweep", f"{spec.full} in {where}")
-        for part in parts
-        for spec, (_, where) in part.added.items()
-        if spec not in sweep.cells
-    ]
-    if strange:
-        return strange
     admissions = {(part.admission.backbone, part.admission.data): part.admission for part in parts}
     cells = {spec: cell for part in parts for spec, (cell, _) in part.cells.items()}
     return [
@@ -187,16 +212,33 @@ class Part:
 
     path: Path  # in the pack
     admission: Admission
-    kept: Cells  # already in the pack
-    added: Cells  # not in the pack yet
+    packed: Cells  # already in the pack
+    added: Cells  # not in the pack yet, or only in an earlier revision
     both: Cells  # in both, whose records must agree
-    replaced: int = 0  # added cells that the pack had, of an earlier revision
     outdated: int = 0  # cells of the run of an earlier revision than the pack's
 
     @property
     def cells(self) -> Cells:
-        """All cells."""
-        return self.kept | self.added
+        """All cells of the new file."""
+        return self.packed | self.added
+
+    @property
+    def replaced(self) -> int:
+        """Number of packed cells that added ones replace."""
+        return len(self.packed.keys() & self.added.keys())
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether the file differs from the packed one."""
+        return bool(self.added) or len(self.packed) < open_shard(self.path).rows
+
+    def restricted(self, specs: Container[Spec]) -> Part:
+        """Return the part without all other cells."""
+
+        def ours(cells: Cells) -> Cells:
+            return {spec: own for spec, own in cells.items() if spec in specs}
+
+        return replace(self, packed=ours(self.packed), added=ours(self.added), both=ours(self.both))
 
 
 def parts_of(pack: Pack, out: Records) -> list[Part]:
@@ -248,9 +290,8 @@ def _part(path: Path, out: Records, ours: Cells) -> Part:
             added[spec] = cell, where
         elif cell.revision == old.revision:
             both[spec] = cell, where
-    kept = {spec: own for spec, own in theirs.items() if spec not in added}
     outdated = len(ours) - len(added) - len(both)
-    return Part(path, packed, kept, added, both, len(theirs) - len(kept), outdated)
+    return Part(path, packed, theirs, added, both, outdated)
 
 
 def _same_inputs(one: Cell, other: Cell) -> bool:
@@ -304,7 +345,7 @@ def write_parts(parts: Iterable[Part], into: Path) -> list[Path]:
     for part in parts:
         path = into / part.path.name
         _check_both(part)
-        if part.added:
+        if part.is_changed:
             changed.append(path)
             streams |= write_shard(path, to_json(part.admission), _rows(part))
         else:
@@ -332,7 +373,7 @@ def _write_streams(path: Path, keys: set[str], new: Mapping[str, Stream], to: Pa
 def _check_both(part: Part) -> None:
     """Reject a run whose records disagree with the pack."""
     for spec, (cell, where) in part.both.items():
-        kept, row = part.kept[spec]
+        kept, row = part.packed[spec]
         if cell.tables == kept.tables and _words(cell) == _words(kept):
             continue
         own, samples, batches = _parts(where)
@@ -349,7 +390,8 @@ def _words(cell: Cell) -> str:
 
 
 def _rows(part: Part) -> list[Parts]:
-    return [_parts(part.cells[spec][1]) for spec in sorted(part.cells, key=_order)]
+    cells = part.cells
+    return [_parts(cells[spec][1]) for spec in sorted(cells, key=_order)]
 
 
 def _parts(where: Location) -> Parts:
