@@ -16,7 +16,6 @@ from caster import CasterError, wrap
 from caster.adapt import alignment, plausibility
 from caster.adapt.alignment import energies
 from caster.adapt.plausibility import extremes
-from caster.core.verdict import RESTING
 from caster.models import cuda
 from caster.models.preprocessing import Preprocessing
 from caster.models.protocol import Outputs
@@ -49,7 +48,7 @@ def test_batches_of_an_attacker_change_nothing_for_others(name, kind, attack):
     for batch in stream(8, size=8):
         found = attacked.predict(attack(batch))
         reasons.add(found.reason)
-        if found.reason != RESTING:  # when the frozen model answers unasked
+        if found.reason != "rest":  # when the frozen model answers unasked
             assert (found.accepted, found.implausible, found.ratio) == (False, 8, math.inf)
         assert torch.equal(found.logits, model(kind)(attack(batch)).logits)
         given, expected = attacked.predict(batch), alone.predict(batch)

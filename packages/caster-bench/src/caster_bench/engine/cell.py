@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caster.core.arrays import to_numpy
-from caster.core.verdict import INERT, KNOWN
 from caster.errors import CasterError, is_disk_full, machine_message
 from caster.models.protocol import Outputs
 from caster_bench.data.streams import Batch, Condition, make_stream
@@ -35,6 +34,7 @@ from caster_bench.methods.protocol import (
     inert_answer,
     is_inert,
 )
+from caster_bench.records.reasons import INERT, KNOWN
 from caster_bench.sweeps import Spec
 
 WARM_UP = 5  # batches before a timed cell

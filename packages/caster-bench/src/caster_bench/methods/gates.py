@@ -9,11 +9,12 @@ from typing import Any
 
 from array_api_compat import array_namespace
 
-from caster.core.verdict import DISAGREEMENT, Verdict
+from caster.core.verdict import Verdict
 from caster.errors import CasterError
 from caster.models.protocol import FrozenModel, Outputs
 from caster_bench.methods.protocol import Method, Prediction, Retained, answer_from_outputs
 from caster_bench.methods.source import Source, moment_bytes, unguarded_adapter
+from caster_bench.records.reasons import DISAGREEMENT
 
 ACCEPTED = "accepted"
 

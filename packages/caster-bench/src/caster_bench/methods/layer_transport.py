@@ -11,13 +11,13 @@ from caster.adapt.layer_transport import LayerAnswer
 from caster.adapt.layer_transport import LayerTransport as Transport
 from caster.core.channels import ChannelMoments, Site
 from caster.core.linalg import Array
-from caster.core.verdict import RESTING, UNGATED
 from caster.errors import CasterError
 from caster.io.labels import LabelIndex, as_labels
 from caster.models.torch import TorchModel
 from caster_bench.methods.network import TorchMethod
 from caster_bench.methods.protocol import Prediction, Retained, inert_prediction, warn_inert
 from caster_bench.methods.source import Source, moment_bytes, unguarded_adapter
+from caster_bench.records.reasons import RESTING, UNGATED
 
 REVISION = 9
 Maps = Literal["diagonal", "full"]

@@ -12,11 +12,12 @@ from typing import Any, Protocol, runtime_checkable
 
 from caster.adapt.estimator import Caster
 from caster.core.linalg import Array
-from caster.core.verdict import FROZEN, INERT, UNGATED, Verdict
+from caster.core.verdict import Verdict
 from caster.errors import CasterError
 from caster.models.heads import Columns
 from caster.models.protocol import FrozenModel, Outputs
 from caster_bench.methods.source import Source
+from caster_bench.records.reasons import FROZEN, INERT, UNGATED
 
 log = logging.getLogger("caster")
 
@@ -36,7 +37,7 @@ class Prediction:
 
     logits: Array  # (B, C)
     accepted: bool = True  # False if the frozen model answered
-    reason: str = UNGATED  # one of `caster.core.verdict.KNOWN`
+    reason: str = UNGATED  # one of `caster_bench.records.reasons.KNOWN`
     ratio: float | None = None  # measured by the gate; None without a gate
     verdict: Verdict | None = None  # on the transport, if one was tried
     implausible: int = 0  # samples excluded from the statistics and answered by the frozen model

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caster.config import Settings
-from caster.core.verdict import (
+from caster.core.verdict import REASONS, decide
+from caster_bench.records.reasons import (
     ACCEPTING,
     DECIDED,
     DISAGREEMENT,
@@ -23,10 +24,8 @@ from caster.core.verdict import (
     IMPLAUSIBLE,
     INERT,
     KNOWN,
-    REASONS,
     RESTING,
     UNGATED,
-    decide,
 )
 from caster_bench.records.schema import Batches, Cell, Samples
 from caster_bench.studies.naming import (

@@ -42,23 +42,6 @@ OTHER_REASONS: dict[Reason, str] = {  # from streams and aligned layers
     "feedback": "labels of the stream decided",
 }
 UNTRANSPORTED: frozenset[Reason] = frozenset({"batch_too_small", "numerical"})
-DECIDED: frozenset[Reason] = frozenset(  # reasons that `decide` returns, except "numerical"
-    {"accepted", "ratio", "min_samples", "min_classes", "no_confident_class"}
-)
-
-# Reasons of methods other than last-layer transport.
-UNGATED = "ungated"  # the method has no gate
-INERT = "inert"  # the model has nothing that the method can adapt
-FROZEN = "frozen"  # the method is the frozen model
-RESTING = "rest"  # not compared: the last verdict still applies
-IMPLAUSIBLE = "implausible"  # no sample of the batch looks like an image
-DISAGREEMENT = "disagreement"  # head and Source-GDA disagree on too many samples
-
-# Without "feedback", which needs labels of the stream: benchmarked methods never see them.
-KNOWN: frozenset[str] = frozenset(
-    {*REASONS, UNGATED, INERT, FROZEN, RESTING, IMPLAUSIBLE, DISAGREEMENT}
-)
-ACCEPTING: frozenset[str] = frozenset({"accepted", UNGATED})  # RESTING goes with either verdict
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import numpy as np
 from caster.adapt.adapter import Adapter
 from caster.core.adaptation import Adaptation, classes_of
 from caster.core.arrays import to_numpy
-from caster.core.verdict import FROZEN, Verdict
+from caster.core.verdict import Verdict
 from caster.errors import CasterError
 from caster.models.preprocessing import Preprocessing
 from caster.models.protocol import error_line
@@ -256,7 +256,7 @@ class Worker:
         if scores is None:
             scores = adapter.clf.source_scores(outputs.features)
         labels = adapter.classes[classes_of(scores)]
-        verdict = Verdict(False, FROZEN, math.nan)  # type: ignore[arg-type]
+        verdict = Verdict(False, "frozen", math.nan)  # type: ignore[arg-type]
         return Adaptation(labels, scores, labels, None, scores, verdict)
 
 

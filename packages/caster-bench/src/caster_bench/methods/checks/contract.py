@@ -17,7 +17,6 @@ from array_api_compat import array_namespace, device, is_torch_array
 
 from caster.core.arrays import to_numpy
 from caster.core.linalg import Array
-from caster.core.verdict import INERT, KNOWN
 from caster.errors import CasterError
 from caster.models.protocol import FrozenModel, Outputs
 from caster_bench.methods.checks.fingerprint import (
@@ -34,6 +33,7 @@ from caster_bench.methods.checks.fingerprint import (
 )
 from caster_bench.methods.gates import Decision, Gate, Gated, ungated
 from caster_bench.methods.protocol import Method, Prediction, is_inert
+from caster_bench.records.reasons import INERT, KNOWN
 
 Make = Callable[[], Method]
 Check = Callable[[Make, Sequence[Any]], None]
