@@ -69,11 +69,12 @@ def plain(score: Any) -> dict[str, Any]:
 DRAWN = """
 import numpy as np
 from caster_bench.studies.results import correlation_interval, spearman
-from caster.report.intervals import bootstrap, of_means
+from caster.report.intervals import bootstrap
 
 rng = np.random.default_rng(0)
 counts, sizes = rng.random((301, 7)), rng.integers(1, 99, 301).astype(float)
-found = [*bootstrap(counts, sizes), *of_means(counts), correlation_interval(counts[:, 0], sizes)]
+found = [*bootstrap(counts, sizes), *bootstrap(counts, np.ones(301))]
+found.append(correlation_interval(counts[:, 0], sizes))
 print([x.hex() for one in found for x in (one.low, one.high)])
 print(spearman(counts[:, 1], sizes).hex())
 """

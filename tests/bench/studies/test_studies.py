@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from caster.report.intervals import of_statistic
 from caster_bench.studies import (
     certificate,
     corruption,
@@ -23,7 +22,7 @@ from caster_bench.studies import (
     specificity,
 )
 from caster_bench.studies.corruption import difference
-from caster_bench.studies.results import correlation_interval
+from caster_bench.studies.results import correlation_interval, interval_of
 from caster_bench.studies.score import gated_gain
 from caster_bench.sweeps import Spec
 
@@ -419,12 +418,12 @@ def test_ratios_of_cost(results, raw, run):
 def test_an_interval_of_a_statistic_is_the_bootstrap():
     rng = np.random.default_rng(1)
     rows = rng.normal(size=(40, 1))
-    found = of_statistic(rows, lambda drawn: np.median(drawn, axis=(1, 2)))
+    found = interval_of(rows, lambda drawn: np.median(drawn, axis=(1, 2)))
     places = np.random.default_rng(4).integers(40, size=(20_000, 40))
     expected = np.quantile(np.median(rows[:, 0][places], axis=1), [0.025, 0.975])
     assert [found.low, found.high] == pytest.approx(expected, abs=0.06)
-    assert of_statistic(rows[:1], lambda drawn: drawn[:, 0, 0]) is None
-    assert of_statistic(rows, lambda drawn: np.full(len(drawn), np.nan)) is None
+    assert interval_of(rows[:1], lambda drawn: drawn[:, 0, 0]) is None
+    assert interval_of(rows, lambda drawn: np.full(len(drawn), np.nan)) is None
 
 
 def test_the_interval_of_a_correlation_holds_it():

@@ -10,10 +10,10 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from caster.report.figures import BLUE, VERMILLION, dress
-from caster.report.intervals import Interval, of_statistic
+from caster.report.intervals import Interval
 from caster_bench.studies.naming import data_labels
 from caster_bench.studies.paper import number, printed
-from caster_bench.studies.results import Mean, Results, by_stream, mean, shown
+from caster_bench.studies.results import Mean, Results, by_stream, interval_of, mean, shown
 from caster_bench.studies.tables import Section, StudyFigure, Table, points
 
 OURS, RIVAL = "source-gda", "knn"
@@ -91,7 +91,7 @@ def measure(results: Results) -> Estimators | None:
         wins=sum(wins),
         won=mean(wins),
         ratio=float(np.median(ratios)),
-        ratio_interval=of_statistic(ratios, lambda drawn: np.median(drawn, axis=(1, 2))),
+        ratio_interval=interval_of(ratios, lambda drawn: np.median(drawn, axis=(1, 2))),
         margin=mean([setting.margin for setting in settings]),
     )
 

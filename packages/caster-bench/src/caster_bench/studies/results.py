@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,7 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
-from caster.report.intervals import RESAMPLES, SEED, Interval, between, of_means, of_statistic
+from caster.report.intervals import (
+    DRAWS_AT_ONCE,
+    RESAMPLES,
+    SEED,
+    Interval,
+    between,
+    bootstrap,
+)
 from caster_bench.records.schema import REFUSED
 from caster_bench.records.store import Pack, Record, Records
 from caster_bench.studies.check_cells import Problem
@@ -25,6 +32,7 @@ from caster_bench.sweeps import STUDIES, Spec, Sweep, part_of, without
 
 Streams = dict[Spec, dict[str, Score]]  # stream: scores by method
 Values = Sequence[float] | NDArray[np.float64]
+Statistic = Callable[[NDArray[np.float64]], NDArray[np.float64]]  # (draws, cells, m) -> (draws,)
 MIN_PAIRS = 3  # pairs needed for a correlation
 
 
@@ -120,7 +128,7 @@ def mean(values: Sequence[float] | NDArray[np.float64]) -> Mean:
     Mean(value=0.6, interval=Interval(low=0.5, high=0.7), cells=2)
     """
     column = np.asarray(values, dtype=float)[:, None]
-    return Mean(float(column.mean()), of_means(column)[0], len(column))
+    return Mean(float(column.mean()), bootstrap(column, np.ones(len(column)))[0], len(column))
 
 
 def mean_of_means(groups: Sequence[Sequence[float]]) -> Mean:
@@ -140,6 +148,29 @@ def mean_of_means(groups: Sequence[Sequence[float]]) -> Mean:
     rng = np.random.default_rng(SEED)
     drawn = np.mean([rng.choice(group, (RESAMPLES, len(group))).mean(axis=1) for group in held], 0)
     return Mean(value, between(drawn), count)
+
+
+def interval_of(
+    rows: NDArray[np.float64],  # (cells, m)
+    statistic: Statistic,
+) -> Interval | None:
+    """Interval of a statistic of all cells, resampling whole cells.
+
+    Draws for which it is NaN are dropped. None for a single cell, or if no draw is left.
+
+    >>> interval_of(np.array([[1.0], [2.0], [9.0]]), lambda drawn: np.median(drawn, axis=(1, 2)))
+    Interval(low=1.0, high=9.0)
+    """
+    n = len(rows)
+    if n == 1:
+        return None
+    rng = np.random.default_rng(SEED)
+    step = max(1, DRAWS_AT_ONCE // n)
+    counts = [min(step, RESAMPLES - start) for start in range(0, RESAMPLES, step)]
+    found = [statistic(rows[rng.integers(n, size=(count, n))]) for count in counts]
+    drawn = np.concatenate(found)
+    defined = drawn[~np.isnan(drawn)]
+    return between(defined) if len(defined) else None
 
 
 def load(
@@ -247,7 +278,7 @@ def correlation_interval(first: Values, second: Values) -> Interval | None:
     """Bootstrap interval of the rank correlation; None if there is no correlation."""
     if spearman(first, second) is None:
         return None
-    return of_statistic(np.column_stack([first, second]), _correlations)
+    return interval_of(np.column_stack([first, second]), _correlations)
 
 
 def _correlations(pairs: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from caster.report.figures import BLUE, VERMILLION, dress
-from caster.report.intervals import Interval, of_statistic
+from caster.report.intervals import Interval
 from caster_bench.studies.naming import GATED, data_labels
 from caster_bench.studies.paper import number, paper_name_resnet50, printed
 from caster_bench.studies.results import (
@@ -20,6 +20,7 @@ from caster_bench.studies.results import (
     Streams,
     by_stream,
     correlation_interval,
+    interval_of,
     matched,
     mean,
     shown,
@@ -209,7 +210,7 @@ def _relation(name: str, group: list[dict[str, Score]]) -> Relation | None:
         correlation=spearman(accept, gain),
         correlation_interval=correlation_interval(accept, gain),
         kept=None if np.isnan(kept) else kept,
-        kept_interval=None if np.isnan(kept) else of_statistic(gains, _kept),
+        kept_interval=None if np.isnan(kept) else interval_of(gains, _kept),
     )
 
 

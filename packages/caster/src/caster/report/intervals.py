@@ -1,12 +1,11 @@
 """Confidence intervals of means: percentile bootstrap over batches or cells.
 
-Unlike `scipy.stats.bootstrap`, it weights batches by size, drops undefined draws, and sums counts
-instead of copying resamples; reports of stored records also rely on its exact draws.
+Unlike `scipy.stats.bootstrap`, it weights batches by size, and sums counts instead of copying
+resamples; reports of stored records also rely on its exact draws.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,39 +59,3 @@ def between(drawn: NDArray[np.float64]) -> Interval:
     tail = (1.0 - LEVEL) / 2
     low, high = np.quantile(drawn, [tail, 1.0 - tail])
     return Interval(float(low), float(high))
-
-
-def of_means(
-    values: NDArray[np.float64],  # (cells, m)
-) -> list[Interval | None]:
-    """Interval of the mean of every column, resampling whole cells.
-
-    >>> of_means(np.array([[0.5, 1.0], [0.5, 3.0]]))
-    [Interval(low=0.5, high=0.5), Interval(low=1.0, high=3.0)]
-    """
-    return bootstrap(values, np.ones(len(values)))
-
-
-def of_statistic(
-    rows: NDArray[np.float64],  # (cells, m)
-    statistic: Callable[
-        [NDArray[np.float64]], NDArray[np.float64]
-    ],  # (draws, cells, m) -> (draws,)
-) -> Interval | None:
-    """Interval of a statistic of all cells, resampling whole cells.
-
-    Draws for which it is NaN are dropped. None for a single cell, or if no draw is left.
-
-    >>> of_statistic(np.array([[1.0], [2.0], [9.0]]), lambda drawn: np.median(drawn, axis=(1, 2)))
-    Interval(low=1.0, high=9.0)
-    """
-    n = len(rows)
-    if n == 1:
-        return None
-    rng = np.random.default_rng(SEED)
-    step = max(1, DRAWS_AT_ONCE // n)
-    counts = [min(step, RESAMPLES - start) for start in range(0, RESAMPLES, step)]
-    found = [statistic(rows[rng.integers(n, size=(count, n))]) for count in counts]
-    drawn = np.concatenate(found)
-    defined = drawn[~np.isnan(drawn)]
-    return between(defined) if len(defined) else None
