@@ -8,7 +8,7 @@ import numpy as np
 from array_api_compat import array_namespace
 
 from caster.core.discriminant import source_scores
-from caster.core.linalg import Array
+from caster.core.linalg import Array, identity_like
 from caster.core.proposal import try_transport
 from caster.core.verdict import Verdict, reject
 from caster.models.protocol import Outputs
@@ -124,7 +124,8 @@ class MixedMetric(Caster):
         z, active = self._clf.transport.projected(outputs.features)
         if z.shape[0] == 1:
             return self._gated(outputs, z, TOO_SMALL)
+        xp = array_namespace(active.U)
         with np.errstate(all="ignore"):
-            metric = active.euclidean
-        proposal, verdict = try_transport(z, active, self._clf.settings, metric)
+            euclidean = identity_like(active.within) * xp.linalg.vector_norm(active.U, axis=0)
+        proposal, verdict = try_transport(z, active, self._clf.settings, metric=euclidean)
         return self._gated(outputs, proposal.scores, verdict)

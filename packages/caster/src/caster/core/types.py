@@ -118,15 +118,6 @@ class SourceMoments:
         return cholesky(self.within)
 
     @cached_property
-    def euclidean(self) -> Array:  # (k, k)
-        """Alternative to `metric` that measures lengths in feature space.
-
-        For an ablation that the paper warns about: divided by `margin`, such a length has units.
-        """
-        xp = array_namespace(self.U)
-        return identity_like(self.within) * xp.linalg.vector_norm(self.U, axis=0)
-
-    @cached_property
     def margin(self) -> float:
         """Smallest distance gamma_s between two class means, in the metric of `within`."""
         return float(margin(self.means, self.metric))
