@@ -5,16 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 from torch.nn.functional import cross_entropy as label_cross_entropy
 
-from caster.models.torch import TorchModel
 from caster_bench.methods.gradient_method import GradientMethod, OptimizerName, entropy
-from caster_bench.methods.network import Network, gradients, to_device
+from caster_bench.methods.network import Network, first_source_images, gradients
 from caster_bench.methods.protocol import Retained, count, nbytes, number
 from caster_bench.methods.source import Source
 
@@ -64,10 +62,10 @@ class EATA(GradientMethod):
         self.fisher: Tensor | None = None  # information of all parameters, flat
         self._origin: Tensor | None = None
         if self.fisher_strength > 0 and not self.inert:
-            labelled = source.labelled(self.name)
-            images = first_images(self.model, labelled, self.fisher_samples, FISHER_BATCH)
+            images = first_source_images(self.model, source, self.fisher_samples, self.name)
+            batches = rebatched(images, FISHER_BATCH)
             with gradients():
-                found = fisher_information(self.network, self.parameters, images)
+                found = fisher_information(self.network, self.parameters, batches)
                 self.fisher, self._origin = _flat(found.values()), _flat(self.origin.values())
 
     def reset(self) -> None:
@@ -140,28 +138,18 @@ def fisher_information(
     return {name: total / n for name, total in zip(parameters, squares, strict=True)}
 
 
-def first_images(
-    model: TorchModel, batches: Iterable[tuple[Any, Any]], n: int, size: int
-) -> Iterator[Tensor]:
-    """The first n images of labelled batches on the model's device, `size` at a time.
+def rebatched(batches: Iterable[Tensor], size: int) -> Iterator[Tensor]:
+    """Cut consecutive batches into batches of one size; the last may be smaller.
 
-    >>> import numpy as np
-    >>> model = TorchModel(nn.Linear(1, 2))
-    >>> [len(cut) for cut in first_images(model, [(np.zeros((5, 1)), None)] * 3, n=11, size=4)]
-    [4, 4, 3]
+    >>> [len(cut) for cut in rebatched([torch.zeros(5)] * 3, size=4)]
+    [4, 4, 4, 3]
     """
     pending: Tensor | None = None
-    for images, _ in batches:
-        taken = images[:n]
-        n -= len(taken)
-        for start in range(0, len(taken) or 1, size):  # an empty batch once, to be rejected
-            piece = to_device(model, taken[start : start + size])
-            pending = piece if pending is None else torch.cat([pending, piece])
-            if len(pending) >= size:
-                yield pending[:size]
-                pending = pending[size:]
-        if n == 0:
-            break
+    for batch in batches:
+        pending = batch if pending is None else torch.cat([pending, batch])
+        while len(pending) >= size:
+            yield pending[:size]
+            pending = pending[size:]
     if pending is not None and len(pending):
         yield pending
 
