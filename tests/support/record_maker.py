@@ -13,7 +13,8 @@ import numpy as np
 
 from caster.config import Settings
 from caster.core.verdict import decide
-from caster_bench.data.streams import Condition, Stream, StreamSettings, make_stream
+from caster_bench.data.streams import Stream, make_stream
+from caster_bench.engine.cell_settings import stream_settings
 from caster_bench.records.digest import canonical
 from caster_bench.records.parquet import as_batches, as_samples
 from caster_bench.records.schema import DONE, REFUSED, Admission, Cell
@@ -218,16 +219,7 @@ class Maker:
 
 @lru_cache(maxsize=4)
 def stream_of(spec: Spec, n: int, classes: int) -> Stream:
-    settings = StreamSettings(
-        batch_size=spec.batch_size,
-        order=spec.order,
-        seed=spec.seed,
-        last=spec.last,
-        conditions=tuple(Condition(*condition) for condition in spec.conditions),
-        schedule=spec.schedule,
-        **dict(spec.order_settings),
-    )
-    return make_stream(np.arange(n) % classes, settings)
+    return make_stream(np.arange(n) % classes, stream_settings(spec))
 
 
 def of_format(path: Path, number: int, **changes) -> None:

@@ -19,10 +19,10 @@ from caster.state import State
 from caster_bench.data import open_data
 from caster_bench.engine.batches import LabelledBatches, preprocessor
 from caster_bench.engine.run_context import RunContext
-from caster_bench.engine.shared_images import StoredImages, store_images
+from caster_bench.engine.shared_images import StoredImages, source_images, target_images
 from caster_bench.records.digest import FormatError
 from caster_bench.records.schema import Admission
-from caster_bench.records.store import read_admission, write_admission
+from caster_bench.records.store import read_admission, sources_of, write_admission
 from caster_bench.sweeps import Backbone, Data
 
 
@@ -86,9 +86,8 @@ def source_and_target(
     """Store source and target images, preprocessed for a model."""
     if model.preprocessing is None:
         raise CheckpointRejected(f"{model.name} does not say how images become batches")
-    how = model.preprocessing
-    source = store_images(context, data.source, data.source_limit, how, shuffle=True)
-    target = store_images(context, data.target, data.target_limit, how, shuffle=False)
+    source = source_images(context, data, model.preprocessing)
+    target = target_images(context, data, model.preprocessing)
     if source.classes != target.classes:
         raise CasterError(
             f"{source.name} has {source.classes} classes and {target.name} {target.classes}: "
@@ -168,7 +167,7 @@ def admit(context: RunContext, backbone: str, data: str) -> tuple[Admission, flo
         constants=context.constants,
         seen=inputs,
     )
-    context.sources.mkdir(parents=True, exist_ok=True)
+    sources_of(context.out).mkdir(parents=True, exist_ok=True)
     admission, passes = _transferred(context, blank), 0.0
     if admission is None:
         admission = blank
@@ -197,9 +196,9 @@ def _transferred(context: RunContext, blank: Admission) -> Admission | None:
     if not found.admitted or found.constants != blank.constants or found.seen != inputs:
         return None
     assert found.preprocessing is not None  # it was admitted
-    how, data = Preprocessing(**found.preprocessing), context.data[blank.data]
-    source = store_images(context, data.source, data.source_limit, how, shuffle=True)
-    target = store_images(context, data.target, data.target_limit, how, shuffle=False)
+    preprocessing, data = Preprocessing(**found.preprocessing), context.data[blank.data]
+    source = source_images(context, data, preprocessing)
+    target = target_images(context, data, preprocessing)
     same = [(found.source or {}).get("sha256"), (found.target or {}).get("sha256")]
     if [source.sha256, target.sha256] != same or moments_digest(state) != found.moments:
         return None

@@ -9,6 +9,7 @@ from typing import Any
 
 from caster.config import Settings
 from caster_bench.engine.cell_settings import wants_layers
+from caster_bench.records.store import sources_of
 from caster_bench.sweeps import Backbone, Data, Sweep
 
 CPU, CUDA = "cpu", "cuda"
@@ -56,15 +57,10 @@ class RunContext:
         return self.device.startswith(CUDA)
 
     @property
-    def sources(self) -> Path:
-        """Folder of admissions and fitted states."""
-        return self.out / "sources"
-
-    @property
     def images(self) -> Path:
         """Folder of images that workers share; they can be made again at any time."""
         return self.out / "images"
 
     def source(self, backbone: str, data: str, suffix: str) -> Path:
         """Path of a file about a backbone on a data set."""
-        return self.sources / f"{backbone}--{data}{suffix}"
+        return sources_of(self.out) / f"{backbone}--{data}{suffix}"

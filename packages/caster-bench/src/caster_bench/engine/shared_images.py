@@ -26,7 +26,7 @@ from caster_bench.data.corruptions import corrupt
 from caster_bench.data.streams import Condition, generator
 from caster_bench.engine.run_context import RunContext
 from caster_bench.records.schema import Admission
-from caster_bench.sweeps import Spec
+from caster_bench.sweeps import Data, Spec
 
 Pixels = NDArray[np.uint8]  # (N, H, W, 3)
 ClassIndices = NDArray[np.int64]  # (N,)
@@ -55,13 +55,29 @@ class StoredImages:
         return labels
 
 
-def store_images(
+def source_images(context: RunContext, data: Data, preprocessing: Preprocessing) -> StoredImages:
+    """Store source images in random order: the first of them must not be of a single class."""
+    return _stored(context, data.source, data.source_limit, preprocessing, shuffle=True)
+
+
+def target_images(context: RunContext, data: Data, preprocessing: Preprocessing) -> StoredImages:
+    """Store target images in the order of their files."""
+    return _stored(context, data.target, data.target_limit, preprocessing, shuffle=False)
+
+
+def admitted_target(context: RunContext, admission: Admission) -> StoredImages:
+    """Return the target images of an admitted backbone, without loading its model."""
+    assert admission.preprocessing is not None  # it was admitted
+    preprocessing = Preprocessing(**admission.preprocessing)
+    return target_images(context, context.data[admission.data], preprocessing)
+
+
+def _stored(
     context: RunContext, source: str, limit: int | None, preprocessing: Preprocessing, shuffle: bool
 ) -> StoredImages:
     """Decode, resize and store labelled images unless a process did so before.
 
-    `limit` picks a fixed random subset. `shuffle` is for a source: a method that reads only its
-    first images must not get a single class.
+    `limit` picks a fixed random subset.
     """
     images = open_data(source, context.data_root)
     labels, n_classes = classes_of(images)
@@ -79,14 +95,6 @@ def store_images(
             temporary.write_text(json.dumps({"sha256": sha256}))
     sha256 = json.loads(note.read_text())["sha256"]
     return StoredImages(images.name, sha256, len(rows), n_classes, path)
-
-
-def admitted_target(context: RunContext, admission: Admission) -> StoredImages:
-    """Return the target images of an admitted backbone, without loading its model."""
-    data = context.data[admission.data]
-    assert admission.preprocessing is not None  # it was admitted
-    preprocessing = Preprocessing(**admission.preprocessing)
-    return store_images(context, data.target, data.target_limit, preprocessing, shuffle=False)
 
 
 def classes_of(images: Images) -> tuple[ClassIndices, int]:
