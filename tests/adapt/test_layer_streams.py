@@ -18,7 +18,7 @@ import caster
 from caster import Adapter, CasterError, wrap
 from caster.core.threads import SingleThread
 from caster.models.torch import TorchModel
-from caster_bench.methods.checks.fingerprint import fingerprint
+from caster_bench.methods.checks.object_state import method_state
 from caster_bench.methods.registry import create
 from tests.support.problem import model, source, stream
 from tests.support.sampling import first_fast, sampled
@@ -102,11 +102,11 @@ def test_a_new_stream_is_as_constructed_and_shares_weights_and_source(name, kind
     known = caster.fit(model(kind), source(kind).batches)
     options = {"maps": "full"} if kind == "vit" else {}
     method = create(name, model(kind), known.state, **options)
-    before = fingerprint(method)
+    before = method_state(method)
     for batch in stream(4, size=8):
         method.predict(batch)
     other = another(method)
-    assert fingerprint(other) == before
+    assert method_state(other) == before
     assert [*other.transport._alignment._twin.module.parameters()] == [
         *model(kind).module.parameters()
     ]
@@ -115,9 +115,9 @@ def test_a_new_stream_is_as_constructed_and_shares_weights_and_source(name, kind
         for one in (method, other)
     ]
     assert moments[0] == moments[1]
-    past = fingerprint(method)
+    past = method_state(method)
     other.predict(stream(1)[0])
-    assert fingerprint(method) == past
+    assert method_state(method) == past
 
 
 def test_copies_of_a_stream_start_unlocked():

@@ -25,7 +25,7 @@ from caster_bench.engine.record import write_done, write_rejected
 from caster_bench.engine.run_context import CPU
 from caster_bench.engine.shared_images import corrupted
 from caster_bench.engine.worker_cache import LoadedBackbone, WorkerCache, tf32_matmul
-from caster_bench.methods.checks.fingerprint import same
+from caster_bench.methods.checks.object_state import same
 from caster_bench.methods.gates import ungated
 from caster_bench.methods.protocol import (
     Method,

@@ -48,9 +48,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from caster_bench.methods.checks.contract import ALL, Check, CheckFailed, Make
-from caster_bench.methods.checks.fingerprint import fingerprint, reachable_bytes
 
-__all__ = ["ALL", "Check", "CheckFailed", "Make", "check_method", "fingerprint", "reachable_bytes"]
+__all__ = ["ALL", "Check", "CheckFailed", "Make", "check_method"]
 
 
 def check_method(make: Make, batches: Sequence[Any]) -> None:

@@ -19,7 +19,7 @@ from caster.core.arrays import to_numpy
 from caster.core.linalg import Array
 from caster.errors import CasterError
 from caster.models.protocol import FrozenModel, Outputs
-from caster_bench.methods.checks.fingerprint import (
+from caster_bench.methods.checks.object_state import (
     Size,
     content,
     difference,

@@ -1,4 +1,4 @@
-"""The fingerprint covers exactly the state; the size covers every byte."""
+"""The state covers exactly what a method holds; the size covers every byte."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ from torch import nn
 
 from caster import wrap
 from caster.core.arrays import DeviceCopies
-from caster_bench.methods.checks import fingerprint, reachable_bytes
-from caster_bench.methods.checks.fingerprint import (
+from caster_bench.methods.checks.object_state import (
     TRANSIENT,
     content,
     difference,
     measure,
+    method_state,
+    reachable_bytes,
     same,
     state_of,
 )
@@ -241,9 +242,9 @@ def test_frozen_model_is_left_out_everywhere():
     model = wrap(layers())
     method = Learning(model)
     method.also, method.closing = [model.module], closing(model.module[0].weight)
-    before, size = fingerprint(method), reachable_bytes(method)
+    before, size = method_state(method), reachable_bytes(method)
     model.module[0].weight.data.add_(1.0)
-    assert fingerprint(method) == before
+    assert method_state(method) == before
     method.view = model.module[2].weight.detach()
     assert reachable_bytes(method) == size
     method.view = model.module[2].weight.detach().clone()

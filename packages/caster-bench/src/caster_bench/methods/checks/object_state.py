@@ -1,4 +1,4 @@
-"""What a method holds: a fingerprint of its state, and the bytes it keeps alive.
+"""What a method holds: its state, part by part, and the bytes it keeps alive.
 
 An object graph can be read in two ways. `state_children` yields what an object's pickle would
 carry, without what a `functools.cached_property` can recompute; a class excludes its caches in
@@ -40,8 +40,8 @@ TRANSIENT = (
 )
 
 
-def fingerprint(method: Method) -> str:
-    """A digest of a method's whole state.
+def method_state(method: Method) -> dict[str, str]:
+    """Every part of a method's state by its path, as text or a digest.
 
     Arrays and tensors enter with dtype, shape and bits, numbers and text as they are, random
     generators and optimizers with their state, functions with their closures; ids and addresses
@@ -51,19 +51,11 @@ def fingerprint(method: Method) -> str:
     >>> from caster import wrap
     >>> from caster_bench.methods import Frozen, Source
     >>> method = Frozen(wrap(lambda batch: (batch, batch), version="example-1"), Source())
-    >>> before = fingerprint(method)
+    >>> before = method_state(method)
     >>> method.memory = np.zeros(3)
-    >>> fingerprint(method) == before
-    False
+    >>> difference(before, method_state(method))
+    '.memory'
     """
-    digest = hashlib.sha256()
-    for path, description in method_state(method).items():
-        digest.update(f"{path}\0{description}\n".encode())
-    return digest.hexdigest()
-
-
-def method_state(method: Method) -> dict[str, str]:
-    """Every part of a method's state by its path, as text or a digest."""
     return state_of(method, reachable(method.frozen.model))
 
 
@@ -116,7 +108,7 @@ class Size:
 def reachable_bytes(method: Method, *, caches: bool = True) -> int:
     """Bytes of all arrays and tensors a method keeps alive, without the frozen model's own.
 
-    Without `caches`, only what is part of its state, as in `fingerprint`.
+    Without `caches`, only what is part of its state, as in `method_state`.
 
     >>> from caster import wrap
     >>> from caster_bench.methods import Frozen, Source
