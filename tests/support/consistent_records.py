@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from caster_bench.records.schema import REFUSED, Admission, Cell
+from caster_bench.records.schema import REJECTED, Admission, Cell
 from caster_bench.records.store import cells_of, write
 from caster_bench.studies.naming import ALIGNING, MIXTURE
 from caster_bench.studies.score import transport_of
@@ -121,7 +121,7 @@ class Consistent(Maker):
         threshold = self.sweep.data[spec.data].threshold
         refused = Cell(
             identity=self.identity(spec),
-            status=REFUSED,
+            status=REJECTED,
             reason=NO_CHECKPOINT,
             admission={"accuracy": None, "n": 0, "threshold": threshold},
             method={},

@@ -17,7 +17,7 @@ from caster_bench.data.streams import Stream, make_stream
 from caster_bench.engine.cell_settings import stream_settings
 from caster_bench.records.digest import canonical
 from caster_bench.records.parquet import as_batches, as_samples
-from caster_bench.records.schema import DONE, REFUSED, Admission, Cell
+from caster_bench.records.schema import DONE, REJECTED, Admission, Cell
 from caster_bench.records.store import cells_of, sources_of, write, write_admission
 from caster_bench.sweeps import Spec, Sweep
 
@@ -114,7 +114,7 @@ class Maker:
         stream = self.stream(spec)
         cell = Cell(
             identity=self.identity(spec),
-            status=DONE if admission.admitted else REFUSED,
+            status=DONE if admission.admitted else REJECTED,
             reason=admission.reason,
             admission=head,
             method={

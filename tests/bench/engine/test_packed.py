@@ -45,7 +45,7 @@ def test_a_backbone_trained_after_its_rejection_was_packed(checkpoints, tmp_path
     assert problems == []
     assert (done.cells, done.new, done.missing) == (6, 6, 0)
     results, _ = load(sweep, packed, root)
-    assert (len(results.scores), results.refused) == (6, {})
+    assert (len(results.scores), results.rejected) == (6, {})
     rejected = Pack(tmp_path / "rejected")  # in a pack of its own, results replace it too
     pack(sweep, tmp_path / "before", rejected, root)
     assert pack(sweep, rejected, packed, root)[0].new == 0

@@ -23,7 +23,7 @@ from caster_bench.engine.run import run
 from caster_bench.engine.run_context import RunContext
 from caster_bench.engine.train import checkpoint
 from caster_bench.records.digest import content
-from caster_bench.records.schema import REFUSED
+from caster_bench.records.schema import REJECTED
 from caster_bench.records.store import cells_of, read, scan
 from caster_bench.studies.verify import verify
 from tests.support.command_line import cli
@@ -126,7 +126,7 @@ def test_rejections_are_recorded_and_removed_once_admitted(tmp_path, checkpoints
     (reason,) = summary.rejections.values()
     assert summary.rejected == 6
     assert "there is no checkpoint checkpoints/resnet.safetensors" in reason
-    assert {read(folder).cell.status for folder in scan(out).cells} == {REFUSED}
+    assert {read(folder).cell.status for folder in scan(out).cells} == {REJECTED}
     assert verify(sweep, out, root) == []
     shutil.copytree(checkpoints / "checkpoints", root / "checkpoints")
     summary, _ = run_inline(sweep, out, root)

@@ -20,7 +20,7 @@ from caster_bench.engine.pack import pack as pack_run
 from caster_bench.records import parquet
 from caster_bench.records.digest import FormatError, key_of
 from caster_bench.records.parquet import as_batches, as_samples, delta_decode
-from caster_bench.records.schema import DONE, REFUSED, Cell
+from caster_bench.records.schema import DONE, REJECTED, Cell
 from caster_bench.records.shard import Row
 from caster_bench.records.store import (
     Pack,
@@ -98,7 +98,7 @@ def test_what_was_packed_is_what_is_read(sweep, records, notes):
         into.mkdir()
         Maker(sweep).admit(out, "r18", "digits")
         for number, held in enumerate(records):
-            status = REFUSED if held is None else DONE
+            status = REJECTED if held is None else DONE
             write(cells_of(out), cell_of(number, notes[number], status), *(held or ()))
         (part,) = parts_of(Pack(Path(folder) / "none"), out)
         assert len(part.added) == len(records)

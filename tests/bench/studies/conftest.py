@@ -13,7 +13,7 @@ from caster_bench.studies.results import Results, load
 from caster_bench.sweeps import Sweep
 from tests.support.consistent_records import Consistent, sweep_of
 
-REFUSED = (("swin", "cifar10"),)
+REJECTED = (("swin", "cifar10"),)
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def raw_records(out: Path) -> list[Raw]:
 def run(tmp_path_factory) -> tuple[Sweep, Path]:
     folder = tmp_path_factory.mktemp("run")
     sweep = sweep_of(folder)
-    return sweep, Consistent(sweep, refused=REFUSED).make(folder / "run")
+    return sweep, Consistent(sweep, refused=REJECTED).make(folder / "run")
 
 
 @pytest.fixture(scope="session")

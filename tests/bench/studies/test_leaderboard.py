@@ -22,7 +22,7 @@ from caster_bench.studies.leaderboard import (
 )
 from caster_bench.studies.results import load_recorded
 from caster_bench.sweeps import read
-from tests.bench.studies.conftest import REFUSED
+from tests.bench.studies.conftest import REJECTED
 from tests.support.browser import browsing, serving_folder
 from tests.support.command_line import cli
 from tests.support.consistent_records import SWEEP, Consistent
@@ -74,7 +74,7 @@ def with_submission(place: Path, folder: Path, grid: str, n: int = 96) -> Path:
     shutil.copytree(place, folder, dirs_exist_ok=True)
     (folder / "mine.toml").write_text(submission(grid))
     sweep = read(folder / "mine.toml")
-    out = Consistent(sweep, n=n, refused=REFUSED).make(folder / "run")
+    out = Consistent(sweep, n=n, refused=REJECTED).make(folder / "run")
     assert pack(sweep, out, Pack(folder / "records" / "mine"))[1] == []
     return folder
 

@@ -55,7 +55,7 @@ def test_scores_of_a_pack_are_those_of_the_run(run, results, packed):
     assert list(again.scores) == list(results.scores)
     for spec, score in results.scores.items():
         assert plain(again.scores[spec]) == plain(score)
-    assert again.refused == results.refused
+    assert again.rejected == results.rejected
     assert again.provenance == results.provenance
 
 

@@ -15,7 +15,7 @@ from caster_bench.records.store import Pack, Records, scan, sources_of
 from caster_bench.studies import report as reporting
 from caster_bench.studies.results import load, restrict
 from caster_bench.sweeps import Spec, read, select
-from tests.bench.studies.conftest import REFUSED
+from tests.bench.studies.conftest import REJECTED
 from tests.support.command_line import cli
 from tests.support.consistent_records import SWEEP, Consistent, sweep_of
 from tests.support.report_files import files
@@ -144,7 +144,7 @@ def test_a_record_of_another_sweep_is_none_of_the_rest(partly, tmp_path):
     sweep, out = partly
     copy = tmp_path / "run"
     shutil.copytree(out, copy)
-    maker = Consistent(read(sweep), refused=REFUSED)
+    maker = Consistent(read(sweep), refused=REJECTED)
     maker.cell(copy, replace(next(iter(maker.sweep.of("coverage"))), seed=9))
     code, told = invoke("verify", sweep, copy, *WANTED)
     assert code == 1
@@ -198,7 +198,10 @@ def test_which_part_it_is(results, only, backbones, words):
         if (not only or studies & {*only}) and (not backbones or spec.backbone in backbones)
     }
     assert (
-        set(part.scores) | set(part.refused) == own == set(part.provenance) == set(part.sweep.cells)
+        set(part.scores) | set(part.rejected)
+        == own
+        == set(part.provenance)
+        == set(part.sweep.cells)
     )
     if only:
         assert [section.name for section in reporting.sections(part)] == [*only]

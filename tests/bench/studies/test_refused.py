@@ -46,7 +46,7 @@ def made(folder: Path, missing: tuple[str, ...]) -> tuple:
 def test_the_data_of_the_others_stay(tmp_path, missing):
     results, problems = load(*made(tmp_path, (missing,)))
     assert problems == []
-    assert len(results.refused) == len(results.scores) == 3
+    assert len(results.rejected) == len(results.scores) == 3
     found = {table.name: table for table in provenance_tables(results)}
     assert found["data"].rows == (
         ("cifar10", "source", f"cifar10:train, 960 images, {sha('data', 'cifar10:train')}"),

@@ -20,7 +20,7 @@ from caster_bench.studies import report as reporting
 from caster_bench.studies.naming import names
 from caster_bench.studies.results import load
 from caster_bench.sweeps import Spec
-from tests.bench.studies.conftest import REFUSED, raw_records
+from tests.bench.studies.conftest import REJECTED, raw_records
 from tests.support.altered_records import FAULTS, altered
 from tests.support.command_line import cli
 from tests.support.consistent_records import Consistent
@@ -169,7 +169,7 @@ def gated_cell(sweep, maker) -> Spec:
         s
         for s in sweep.cells
         if (s.method, s.data, s.alone) == ("caster", "cifar10", False)
-        and (s.backbone, s.data) not in REFUSED
+        and (s.backbone, s.data) not in REJECTED
         and maker.columns(s)[1]["accepted"].any()
     )
 
@@ -177,7 +177,7 @@ def gated_cell(sweep, maker) -> Spec:
 @pytest.mark.parametrize(("change", "kinds"), FAULTS)
 def test_a_gate_that_does_not_follow_from_its_transport_is_a_problem(run, tmp_path, change, kinds):
     sweep, out = run
-    maker = Consistent(sweep, refused=REFUSED)
+    maker = Consistent(sweep, refused=REJECTED)
     spec = gated_cell(sweep, maker)
     copy = altered(out, tmp_path, maker, spec, change)
     results, problems = load(sweep, copy)
@@ -188,7 +188,7 @@ def test_a_gate_that_does_not_follow_from_its_transport_is_a_problem(run, tmp_pa
 
 def test_an_unaltered_gate_is_none(run, tmp_path):
     sweep, out = run
-    maker = Consistent(sweep, refused=REFUSED)
+    maker = Consistent(sweep, refused=REJECTED)
     spec = gated_cell(sweep, maker)
     copy = altered(out, tmp_path, maker, spec, lambda samples, batches: None)
     _, problems = load(sweep, copy)

@@ -331,11 +331,11 @@ def test_cost(results, raw, run):
 
 
 def test_rejected_backbones_are_named(results):
-    assert len(results.refused) == 20
+    assert len(results.rejected) == 20
     for study in ("corruption", "gate", "certificate"):
-        (line,) = results.refusals(study)
+        (line,) = results.rejections(study)
         assert line.startswith("swin on cifar10 was rejected: ")
-    assert results.refusals("cost") == []
+    assert results.rejections("cost") == []
 
 
 def test_the_regime_is_chosen_by_certificate():

@@ -43,9 +43,9 @@ def verify(
     from caster_bench.sweeps import read
 
     results = _verified(read(sweep), out, records, root, only, backbone)
-    refused = f", {len(results.refused):,} of them rejected" if results.refused else ""
+    rejected = f", {len(results.rejected):,} of them rejected" if results.rejected else ""
     say(
-        f"{counted(len(results.sweep.cells), 'cell')} verified{refused}, "
+        f"{counted(len(results.sweep.cells), 'cell')} verified{rejected}, "
         f"{compared(results.sweep, root)}: no problems found."
     )
     if results.part:

@@ -245,7 +245,7 @@ def parts_of(pack: Pack, out: Records) -> list[Part]:
     """Plan a pack with the records of a run or of another pack added; no table is read.
 
     Of a cell that both have, the later revision of its method is kept, and the pack's record if it
-    is the same. A refused backbone is replaced as a whole, since its cells only say that something
+    is the same. A rejected backbone is replaced as a whole, since its cells only say that something
     was missing: in the pack, by what the run has; in the run, if it lacked a checkpoint, by what
     the pack has.
     """
@@ -363,7 +363,7 @@ def _write_streams(path: Path, keys: set[str], new: Mapping[str, Stream], to: Pa
     if held is not None and keys == held.rows.keys():
         _link(path, to)
         return False
-    if not keys:  # all cells were refused
+    if not keys:  # all cells were rejected
         return False
     old = {key: held.at(key) for key in keys & held.rows.keys()} if held is not None else {}
     write_streams(to, {key: old[key] if key in old else new[key] for key in keys})

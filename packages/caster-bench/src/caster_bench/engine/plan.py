@@ -16,7 +16,7 @@ from caster_bench.engine.run_context import RunContext
 from caster_bench.engine.shared_images import Group
 from caster_bench.methods.registry import Entry
 from caster_bench.records.digest import key_of
-from caster_bench.records.schema import REFUSED, Admission
+from caster_bench.records.schema import REJECTED, Admission
 from caster_bench.records.store import cells_of, is_whole, read, read_cell, scan
 from caster_bench.sweeps import Spec, Sweep, select
 
@@ -110,7 +110,7 @@ def remove_stale(plan: Plan) -> int:
     for key in sorted(plan.foreign):
         folder = cells_of(plan.context.out) / key
         try:
-            rejected = read_cell(folder).status == REFUSED
+            rejected = read_cell(folder).status == REJECTED
         except CasterError:  # damaged: `caster bench verify` reports it
             rejected = False
         if rejected:  # it holds no results

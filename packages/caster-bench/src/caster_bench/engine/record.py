@@ -20,7 +20,7 @@ from caster_bench.engine.run_context import CPU, RunContext
 from caster_bench.methods.gates import ungated
 from caster_bench.methods.protocol import Method, is_inert
 from caster_bench.records.parquet import as_batches, as_samples
-from caster_bench.records.schema import DONE, REFUSED, Admission, Cell
+from caster_bench.records.schema import DONE, REJECTED, Admission, Cell
 from caster_bench.records.store import cells_of, write
 from caster_bench.sweeps import Spec
 
@@ -114,7 +114,7 @@ def write_rejected(context: RunContext, spec: Spec, admission: Admission) -> Non
     """Write the record of a cell whose backbone was rejected."""
     cell = Cell(
         identity=identity_of(spec, admission),
-        status=REFUSED,
+        status=REJECTED,
         reason=admission.reason,
         admission=_describe_admission(admission),
         method={},

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 FORMAT = 2
-DONE, REFUSED = "done", "refused"
+DONE, REJECTED = "done", "refused"  # as records spell them
 SAMPLES_FILE, BATCHES_FILE, CELL_FILE = "samples.parquet", "batches.parquet", "cell.json"
 SAMPLES, BATCHES = "samples", "batches"  # names of these tables in `cell.json`
 
@@ -90,13 +90,13 @@ class Cell:
     """`cell.json`: what a cell is, its inputs, and the run that produced it.
 
     `identity` determines the predictions and gives the key; the rest describes the run. The writer
-    fills in `counts`, `tables` and `files`. `method`, `frozen` and `stream` are empty in a refused
+    fills in `counts`, `tables` and `files`. `method`, `frozen` and `stream` are empty in a rejected
     cell.
     """
 
     identity: dict[str, Any]  # spec, settings, constants, checkpoint, moments, source, target, …
-    status: str  # DONE, or REFUSED (without samples and batches)
-    reason: str | None  # why refused
+    status: str  # DONE, or REJECTED (without samples and batches)
+    reason: str | None  # why rejected
     admission: dict[str, Any]  # accuracy on clean images, their number n, threshold
     method: dict[str, Any]  # inert, gradients, settings, retained bytes by kind
     frozen: dict[str, Any]  # digest of the frozen weights: before, after

@@ -133,12 +133,12 @@ class Row:
 
     @property
     def samples(self) -> Samples:
-        """Its samples; meaningless for a refused cell."""
+        """Its samples; meaningless for a rejected cell."""
         return open_shard(self.path).samples(self.number)
 
     @property
     def batches(self) -> Batches:
-        """Its batches; meaningless for a refused cell."""
+        """Its batches; meaningless for a rejected cell."""
         return open_shard(self.path).batches(self.number)
 
 
@@ -166,7 +166,7 @@ class Shard:
 
     @cached_property
     def streams(self) -> list[str]:
-        """Key of every row's stream; empty for a refused cell."""
+        """Key of every row's stream; empty for a rejected cell."""
         return self._file.texts(KEY)
 
     @cached_property

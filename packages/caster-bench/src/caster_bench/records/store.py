@@ -28,7 +28,7 @@ from caster_bench.records.schema import (
     BATCHES_FILE,
     CELL_FILE,
     DONE,
-    REFUSED,
+    REJECTED,
     SAMPLES,
     SAMPLES_FILE,
     Admission,
@@ -158,7 +158,7 @@ def _is_key(name: str) -> bool:
 
 @dataclass(frozen=True)
 class Record:
-    """A cell with its samples and batches; a refused cell has neither."""
+    """A cell with its samples and batches; a rejected cell has neither."""
 
     cell: Cell
     spec: Spec
@@ -170,7 +170,7 @@ def read(where: Location) -> Record:
     """Read a record and check all of its digests."""
     if isinstance(where, Row):
         cell, spec = _described_row(where)
-        if cell.status == REFUSED:
+        if cell.status == REJECTED:
             return Record(cell, spec, None, None)
         with _about(where):
             samples = _same(where.samples, cell, SAMPLES)
@@ -178,7 +178,7 @@ def read(where: Location) -> Record:
     cell, contents = _checked(where)
     with _about(where / CELL_FILE):
         spec = Spec.of(cell.identity.get("spec", {}))
-    if cell.status == REFUSED:
+    if cell.status == REJECTED:
         return Record(cell, spec, None, None)
     with _about(where / SAMPLES_FILE):
         samples = _same(read_table(contents[SAMPLES_FILE], Samples), cell, SAMPLES)
@@ -280,8 +280,8 @@ def _described_folder(folder: Path) -> Cell:
 
 
 def _check_parts(cell: Cell) -> None:
-    """Check that a finished cell has samples and batches, and a refused cell has neither."""
-    if cell.status not in (DONE, REFUSED):
+    """Check that a finished cell has samples and batches, and a rejected cell has neither."""
+    if cell.status not in (DONE, REJECTED):
         raise CasterError(f"there is no status {cell.status!r}")
     done = cell.status == DONE
     for stated, names in ((cell.tables, (SAMPLES, BATCHES)), (cell.files, TABLE_FILES)):
@@ -331,7 +331,7 @@ def write(
     and is an error otherwise, because two runs of a cell must agree.
     """
     if (cell.status == DONE) != (samples is not None) or (samples is None) != (batches is None):
-        raise CasterError("a finished cell has samples and batches, a refused cell has neither")
+        raise CasterError("a finished cell has samples and batches, a rejected cell has neither")
     cells.mkdir(parents=True, exist_ok=True)
     folder = cells / key_of(cell.identity)
     try:

@@ -244,7 +244,7 @@ def _differences(cells: Cells, sweep: Sweep) -> Iterator[Problem]:
         }
         pairs |= _defaults(spec, cell)
         for key, value in pairs.items():
-            # a cell refused for lack of a checkpoint leaves the rest empty
+            # a cell rejected for lack of a checkpoint leaves the rest empty
             if value is not None and first.setdefault(key, value) != value:
                 yield Problem(f"{key[0]} differs between cells", spec.full)
 

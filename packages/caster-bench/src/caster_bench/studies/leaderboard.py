@@ -418,7 +418,7 @@ def summarise(
             continue
         if pending:
             found.append(f"{file}: not ranked, because not fully recorded: {', '.join(pending)}.")
-        if rejected := sorted({spec.backbone for spec in each.results.refused}):
+        if rejected := sorted({spec.backbone for spec in each.results.rejected}):
             found.append(
                 f"{file}: on no board, because rejected at admission: {_listed(rejected)}."
             )

@@ -28,7 +28,7 @@ class Provenance:
     moments: str | None
     revision: int  # of the method
     accuracy: float | None  # on clean images
-    source: str | None  # name and digest; None if refused before its data were read
+    source: str | None  # name and digest; None if rejected before its data were read
     target: str | None
     software: tuple[tuple[str, str], ...]
     hardware: tuple[tuple[str, str], ...]

@@ -49,8 +49,8 @@ STUDIES = (  # in the paper's order, then aligned layers and how settings were c
 )
 PAGE, TEXT, TABLES, FIGURES = "index.html", "report.md", "tables", "figures"
 TABLE_FORMATS = {"md": as_markdown, "tex": as_latex, "csv": as_csv}
-CLOSING = {"refused": "Rejected cells", "records": "Provenance"}
-NONE_REFUSED = "None: every backbone was admitted on its data."
+CLOSING = {"rejected": "Rejected cells", "records": "Provenance"}
+NONE_REJECTED = "None: every backbone was admitted on its data."
 _UNDATED: dict[str, dict[str, Any]] = {  # the same records give the same bytes
     "pdf": {"CreationDate": None},
     "svg": {"Date": None},
@@ -65,7 +65,7 @@ def sections(results: Results) -> list[Section]:
     for study in STUDIES:
         section = study.section(results)
         if section is not None:
-            notes = (*results.refusals(section.name), *mixed_revisions(results, section.name))
+            notes = (*results.rejections(section.name), *mixed_revisions(results, section.name))
             found.append(explain_star(replace(section, found=(*section.found, *notes))))
     if not found:
         raise CasterError(f"no study of {results.sweep.name} has a cell that can be reported")
@@ -161,7 +161,7 @@ def render(
             f'<li><a href="#{name}">{escape(title)}</a></li>' for name, title in titles.items()
         ),
         sections="\n".join(_section_html(section, drawn) for section in sections),
-        refused=_refused_html(results),
+        rejected=_rejected_html(results),
         sweep=results.sweep.sha256,
         origin="\n".join(as_html(table) for table in provenance_tables(results)),
         constants=html.constants(
@@ -173,12 +173,12 @@ def render(
 
 def summary(results: Results) -> str:
     """Summarise the sweep in a line."""
-    refused = f"; {len(results.refused):,} rejected" if results.refused else ""
+    rejected = f"; {len(results.rejected):,} rejected" if results.rejected else ""
     samples = sum(score.n for score in results.scores.values())
     part = f" {results.part}" if results.part else ""
     return (
         f"Sweep {results.sweep.name}: {cells(len(results.scores))} with {samples:,} predictions"
-        f"{refused}.{part} All records were verified before anything here was computed."
+        f"{rejected}.{part} All records were verified before anything here was computed."
     )
 
 
@@ -199,17 +199,17 @@ def as_html(table: Table) -> str:
     return html.table(table.caption, columns, table.texts())
 
 
-def _refused_html(results: Results) -> str:
-    lines = refusals(results)
+def _rejected_html(results: Results) -> str:
+    lines = rejections(results)
     if not lines:
-        return f"<p>{NONE_REFUSED}</p>"
+        return f"<p>{NONE_REJECTED}</p>"
     return "<ul>\n" + "\n".join(f"<li>{escape(line)}</li>" for line in lines) + "\n</ul>"
 
 
-def refusals(results: Results) -> list[str]:
+def rejections(results: Results) -> list[str]:
     """List every backbone that was rejected on data."""
     counts: dict[str, int] = {}
-    for spec, reason in results.refused.items():
+    for spec, reason in results.rejected.items():
         line = f"{spec.backbone} on {spec.data}: {reason}"
         counts[line] = counts.get(line, 0) + 1
     return [f"{line} ({cells(count)})" for line, count in counts.items()]
@@ -232,8 +232,8 @@ def as_text(results: Results, sections: Sequence[Section]) -> str:
         parts += [as_markdown(table).rstrip() for table in section.tables]
         parts += [linked(each, "figures") for each in section.figures]
         parts.append(f"Method. {in_markdown(section.how)}")
-    parts.append(f"## {CLOSING['refused']}")
-    parts += [f"- {in_markdown(line)}" for line in refusals(results)] or [NONE_REFUSED]
+    parts.append(f"## {CLOSING['rejected']}")
+    parts += [f"- {in_markdown(line)}" for line in rejections(results)] or [NONE_REJECTED]
     parts += [f"## {CLOSING['records']}", f"SHA-256 of the sweep file: `{results.sweep.sha256}`."]
     parts += [as_markdown(table).rstrip() for table in provenance_tables(results)]
     return "\n\n".join(parts) + "\n"

@@ -19,7 +19,7 @@ from caster.report.intervals import (
     between,
     bootstrap,
 )
-from caster_bench.records.schema import REFUSED
+from caster_bench.records.schema import REJECTED
 from caster_bench.records.store import Pack, Record, Records
 from caster_bench.studies.check_cells import Problem
 from caster_bench.studies.naming import names
@@ -43,7 +43,7 @@ class Results:
     sweep: Sweep  # may be a part of `whole`
     whole: Sweep  # the complete sweep
     scores: dict[Spec, Score]
-    refused: dict[Spec, str]
+    rejected: dict[Spec, str]
     provenance: dict[Spec, Provenance]  # of the cells
 
     def of(self, study: str) -> list[Score]:
@@ -69,13 +69,13 @@ class Results:
         """Title of the backbone, shared by seeds."""
         return self.sweep.backbones[spec.backbone].title
 
-    def refusals(self, study: str) -> list[str]:
+    def rejections(self, study: str) -> list[str]:
         """List the backbones that were rejected in a study, and why."""
         return list(
             dict.fromkeys(
-                f"{spec.backbone} on {spec.data} was rejected: {self.refused[spec]}"
+                f"{spec.backbone} on {spec.data} was rejected: {self.rejected[spec]}"
                 for spec in self.sweep.of(study)
-                if spec in self.refused
+                if spec in self.rejected
             )
         )
 
@@ -235,7 +235,7 @@ def restrict(results: Results, part: Sweep) -> Results:
         results,
         sweep=part,
         scores={spec: score for spec, score in results.scores.items() if spec in cells},
-        refused={spec: why for spec, why in results.refused.items() if spec in cells},
+        rejected={spec: why for spec, why in results.rejected.items() if spec in cells},
         provenance={spec: own for spec, own in results.provenance.items() if spec in cells},
     )
 
@@ -249,17 +249,17 @@ def _results(sweep: Sweep, examined: Examined) -> Results:
     """Collect every cell with a verified record, in the sweep's order."""
     found = examined.found
     cells = {spec: studies for spec, studies in sweep.cells.items() if spec in found}
-    refused = {
-        spec: str(found[spec][0].reason) for spec in cells if found[spec][0].status == REFUSED
+    rejected = {
+        spec: str(found[spec][0].reason) for spec in cells if found[spec][0].status == REJECTED
     }
-    done = {spec: examined.read[spec] for spec in cells if spec not in refused}
+    done = {spec: examined.read[spec] for spec in cells if spec not in rejected}
     provenance = {spec: own for spec, (_, own) in done.items()}
-    provenance |= {spec: Provenance.of(found[spec][0]) for spec in refused}
+    provenance |= {spec: Provenance.of(found[spec][0]) for spec in rejected}
     return Results(
         sweep=replace(sweep, cells=cells),
         whole=sweep,
         scores={spec: own for spec, (own, _) in done.items()},
-        refused=refused,
+        rejected=rejected,
         provenance=provenance,
     )
 
