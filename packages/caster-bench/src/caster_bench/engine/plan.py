@@ -19,6 +19,7 @@ from caster_bench.records.digest import key_of
 from caster_bench.records.schema import REJECTED, Admission
 from caster_bench.records.store import cells_of, is_whole, read, read_cell, scan
 from caster_bench.sweeps import Spec, Sweep, select
+from caster_bench.sweeps.spec import inner_and_gate
 
 Pair = tuple[str, str]  # backbone and data
 Label = tuple[str, str, str]  # backbone, data, and a method with its settings
@@ -247,5 +248,5 @@ def _measured_rates(plan: Plan) -> tuple[dict[Label, float], set[Label]]:
 
 def _passes(entry: Entry) -> float:
     """Estimate a method's cost in frozen passes; a backward pass counts as two."""
-    name = entry.name.partition("+")[0]
+    name, _ = inner_and_gate(entry.name)
     return PASSES.get(name, 3.5 if entry.gradients else 1.1) + (entry.gate is not None)

@@ -16,7 +16,7 @@ from caster.state import State
 from caster_bench.methods.gates import GATES, Gated, keywords, make_gate
 from caster_bench.methods.protocol import Method
 from caster_bench.methods.source import Source
-from caster_bench.sweeps.spec import known
+from caster_bench.sweeps.spec import inner_and_gate, known
 
 Need = Literal[
     "torch",
@@ -314,7 +314,7 @@ def entries() -> list[Entry]:
     ['tent', 'eata']
     """
     known = {entry.name: entry for entry in METHODS}
-    gated = [_gated(name, known[name.rpartition("+")[0]]) for name in GATED]
+    gated = [_gated(name, known[inner_and_gate(name)[0]]) for name in GATED]
     ours = {*known, *GATED}
     points = {point.name: point for point in entry_points(group=GROUP) if point.name not in ours}
     return [*METHODS, *gated, *(_load(points[name]) for name in sorted(points))]
@@ -326,7 +326,7 @@ def find(name: str) -> Entry:
     >>> find("sar+referee").gate
     'referee'
     """
-    method, _, gate = name.rpartition("+")
+    method, gate = inner_and_gate(name)
     for search in (lambda: METHODS, entries):  # of other packages only what is not ours: it is slow
         found = {entry.name: entry for entry in search()}
         if name in found:
@@ -367,7 +367,7 @@ def create(
         raise CasterError(f"{name} has no setting {unknown[0]!r}: its settings are {possible}")
     if gate is not None and entry.gate is None:
         raise CasterError(f"{name} has no gate to set: name one, as in '{name}+certificate'")
-    inner = name if entry.gate is None else name.rpartition("+")[0]
+    inner = name if entry.gate is None else inner_and_gate(name)[0]
     method = entry.maker()(model, source, name=inner, **(dict(entry.settings) | chosen))
     if entry.gate is None:
         return method
@@ -385,7 +385,7 @@ def _preset(entry: Entry, preset: str | None) -> dict[str, Any]:
 
 def _gated(name: str, inner: Entry) -> Entry:
     """The entry of a method behind the gate its name ends with."""
-    gate = name.rpartition("+")[2]
+    gate = inner_and_gate(name)[1]
     return replace(
         inner,
         name=name,

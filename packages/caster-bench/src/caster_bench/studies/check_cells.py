@@ -13,9 +13,9 @@ from caster.io.files import file_digest
 from caster_bench.records.schema import DONE, Admission, Cell
 from caster_bench.records.store import Records, admission_path, read_admission
 from caster_bench.studies.check_gates import CONSTANTS
-from caster_bench.studies.naming import CERTIFICATE, OWN, inner_and_gate
+from caster_bench.studies.naming import CERTIFICATE, OWN
 from caster_bench.sweeps import Spec, Sweep
-from caster_bench.sweeps.spec import CLASS_ORDERED, GATE, PRESET, frozen_value
+from caster_bench.sweeps.spec import CLASS_ORDERED, GATE, PRESET, frozen_value, inner_and_gate
 
 MAX_SHOWN = 5  # per kind; the rest are counted
 Pair = tuple[str, str]  # backbone and data

@@ -38,10 +38,9 @@ from caster_bench.studies.naming import (
     OWN,
     REFEREE,
     SOURCE_GDA,
-    inner_and_gate,
 )
 from caster_bench.sweeps import Spec
-from caster_bench.sweeps.spec import GATE, frozen_value
+from caster_bench.sweeps.spec import GATE, frozen_value, inner_and_gate
 
 CONSTANTS = frozenset(constant.name for constant in fields(Settings))
 GATE_ONLY = ("tau", "min_samples", "min_classes")  # settings that do not affect the transport

@@ -38,16 +38,6 @@ STAR_NOTE = (
 )
 
 
-def inner_and_gate(method: str) -> tuple[str, str]:
-    """Split a method into the inner method and its gate; the gate is empty if there is none.
-
-    >>> inner_and_gate("tent+referee"), inner_and_gate("tent")
-    (('tent', 'referee'), ('tent', ''))
-    """
-    inner, _, gate = method.partition("+")
-    return inner, gate
-
-
 def set_of(data: Data) -> str:
     """Return the published data set of the target, or else the data's own name.
 

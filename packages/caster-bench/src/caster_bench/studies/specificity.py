@@ -36,7 +36,7 @@ from caster_bench.studies.tables import (
     percent,
     points,
 )
-from caster_bench.sweeps.spec import GATE, Spec
+from caster_bench.sweeps.spec import GATE, Spec, inner_and_gate
 
 TITLE = "One mechanism's certificate gating another's update"
 HOW = (
@@ -110,7 +110,7 @@ def ungated(spec: Spec) -> Spec | None:
     """
     if spec.method == GATED:
         return transport_of(spec)
-    mechanism, gate, _ = spec.method.partition("+")
+    mechanism, gate = inner_and_gate(spec.method)
     settings = tuple((name, value) for name, value in spec.settings if name != GATE)
     return replace(spec, method=mechanism, settings=settings) if gate else None
 
@@ -173,7 +173,7 @@ def _alike(by_method: Mapping[str, Score]) -> list[tuple[str, str]]:
     for name, score in by_method.items():
         if score.gradients:
             spec = score.spec
-            gate = spec.method.partition("+")[2], dict(spec.settings).get(GATE)
+            gate = inner_and_gate(spec.method)[1], dict(spec.settings).get(GATE)
             pairs.append((name, first.setdefault(gate, name)))
     return [(one, other) for one, other in pairs if one != other]
 

@@ -73,6 +73,16 @@ def known(name: object, names: Iterable[str], what: str) -> str:
     raise CasterError(f"there is no {what} {name!r}: {hint}")
 
 
+def inner_and_gate(method: str) -> tuple[str, str]:
+    """Split a method into the inner method and its gate; the gate is empty if there is none.
+
+    >>> inner_and_gate("tent+referee"), inner_and_gate("tent")
+    (('tent', 'referee'), ('tent', ''))
+    """
+    inner, _, gate = method.partition("+")
+    return inner, gate
+
+
 @dataclass(frozen=True)
 class Spec:
     """A cell: backbone, data under conditions, stream, and method with its settings.
