@@ -327,7 +327,7 @@ def find(name: str) -> Entry:
     'referee'
     """
     method, gate = inner_and_gate(name)
-    for search in (lambda: METHODS, entries):  # of other packages only what is not ours: it is slow
+    for search in (lambda: METHODS, entries):  # entry points are slow to load
         found = {entry.name: entry for entry in search()}
         if name in found:
             return found[name]

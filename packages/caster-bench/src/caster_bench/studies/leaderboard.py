@@ -278,7 +278,7 @@ def board_table(ranking: Ranking) -> Table:
 
 
 def overview_tables(rankings: Sequence[Ranking]) -> list[Table]:
-    """Tabulate accuracy by kind of stream, where the same networks met several kinds.
+    """Tabulate accuracy by kind of stream, where the same networks ran on several kinds.
 
     Methods that ran on most kinds come first, and of those the most accurate.
     """

@@ -306,6 +306,6 @@ def _with_cells(sweep: Sweep, cells: dict[Spec, frozenset[str]]) -> Sweep:
     """Restrict a sweep to these cells; the same object if that is all of them."""
     if cells == sweep.cells:
         return sweep
-    met = {spec.backbone for spec in cells}
-    held = {name: backbone for name, backbone in sweep.backbones.items() if name in met}
-    return replace(sweep, cells=cells, backbones=held)
+    names = {spec.backbone for spec in cells}
+    backbones = {name: backbone for name, backbone in sweep.backbones.items() if name in names}
+    return replace(sweep, cells=cells, backbones=backbones)
