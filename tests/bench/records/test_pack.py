@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from caster.errors import CasterError
-from caster_bench.engine.pack import differences, parts_of, write_parts
+from caster_bench.engine.pack import Part, differences, plan_parts, read_cells, write_parts
 from caster_bench.engine.pack import pack as pack_run
 from caster_bench.records import parquet
 from caster_bench.records.digest import FormatError, key_of
@@ -70,6 +70,10 @@ def tables(draw: st.DrawFn) -> tuple[Any, Any]:
         "seconds": draw(column(st.floats(allow_nan=False), batches)),
     }
     return as_samples(samples), as_batches(rows)
+
+
+def parts_of(pack: Pack, out: Path | Pack) -> list[Part]:
+    return plan_parts(pack, out, read_cells(pack), read_cells(out))
 
 
 def cell_of(number: int, note: str, status: str) -> Cell:

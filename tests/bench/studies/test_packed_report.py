@@ -115,6 +115,6 @@ def test_the_command_says_why_it_packs_nothing(run, tmp_path):
     told = cli(*words)
     assert told.exit_code == 1
     said = " ".join(told.output.split())
-    assert "the sweep does not have 2 of the recorded cells (" in said
+    assert "the sweep does not have 2 of the recorded cells, such as " in said
     assert "leave them out with --prune" in said
     assert not (tmp_path / "records").exists()

@@ -105,8 +105,8 @@ def pack(
     must verify, otherwise nothing is written. If the sweep lost cells, --prune removes them from
     the pack: give the pack itself as --records if its run is gone.
     """
-    from caster_bench.engine.pack import named_cells
     from caster_bench.engine.pack import pack as pack_run
+    from caster_bench.engine.pack import some_of
     from caster_bench.records.store import Pack
     from caster_bench.sweeps import read
 
@@ -119,8 +119,7 @@ def pack(
         raise _listed(problems, folder)
     if packed.dropped:
         dropped = counted(len(packed.dropped), "cell")
-        named = named_cells([spec.full for spec in packed.dropped])
-        say(f"left out {dropped} that the sweep does not have: {named}")
+        say(f"left out {dropped} that the sweep does not have, such as {some_of(packed.dropped)}")
     also = f", {packed.replaced:,} replaced by a later revision" if packed.replaced else ""
     also += f"; {packed.outdated:,} of an earlier revision left out" if packed.outdated else ""
     also += f"; {packed.missing:,} of the sweep are missing" if packed.missing else ""

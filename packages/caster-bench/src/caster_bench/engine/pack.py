@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections import defaultdict
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +16,6 @@ from caster.io.files import locked, move_into_place
 from caster_bench.records.digest import Parts, canonical, key_of, same, to_json
 from caster_bench.records.schema import RUN, Admission, Cell
 from caster_bench.records.shard import (
-    Row,
     Stream,
     open_shard,
     open_streams,
@@ -47,7 +46,7 @@ from caster_bench.sweeps import Sweep
 from caster_bench.sweeps.spec import Spec
 
 LOCK, NEW = f".lock{TEMPORARY}", f".new{TEMPORARY}"  # in the pack's folder while it is written
-NAMED = 3  # cells named in an error; the rest are counted
+NAMED = 3  # examples of cells in a message
 # Fields of an admission that may differ. Equal weights may lie in files of different bytes: the
 # moments, which must be equal, belong to the weights.
 LOCAL = ("seen", "files", "checkpoint")
@@ -103,7 +102,8 @@ def _pack(
     progress: Progress | None,
     prune: bool,
 ) -> tuple[Outcome | None, list[Problem]]:
-    parts, dropped = _without_foreign(parts_of(into, out), sweep, prune)
+    both, dropped = _without_foreign([read_cells(into), read_cells(out)], sweep, prune)
+    parts = plan_parts(into, out, *both)
     problems = _early(parts, sweep, root)
     there = scan(into)
     problems += [Problem("foreign", str(path)) for path in (*scan(out).foreign, *there.foreign)]
@@ -132,36 +132,35 @@ def _pack(
 
 
 def _without_foreign(
-    parts: Sequence[Part], sweep: Sweep, prune: bool
-) -> tuple[list[Part], list[Spec]]:
+    both: Sequence[dict[str, Cells]], sweep: Sweep, prune: bool
+) -> tuple[list[dict[str, Cells]], list[Spec]]:
     """Remove cells that the sweep does not have, and return them too; without `prune`, raise."""
-    foreign = {
-        spec: where
-        for part in parts
-        for spec, (_, where) in part.cells.items()
-        if spec not in sweep.cells
-    }
+    every = [spec for files in both for cells in files.values() for spec in cells]
+    foreign = list(dict.fromkeys(spec for spec in every if spec not in sweep.cells))
     if foreign and not prune:
-        named = named_cells([f"{spec.full} in {where}" for spec, where in foreign.items()])
         raise CasterError(
-            f"the sweep does not have {len(foreign):,} of the recorded cells ({named}): leave them "
-            "out with {argument}",
+            f"the sweep does not have {len(foreign):,} of the recorded cells, such as "
+            f"{some_of(foreign)}: leave them out with {{argument}}",
             argument="prune",
         )
-    ours = [own for part in parts if (own := part.restricted(sweep.cells)).cells]
-    if not ours:
+    if sweep.cells.keys().isdisjoint(every):
         raise CasterError(f"the sweep {sweep.name} has none of the recorded cells")
-    return ours, list(foreign)
+    return [
+        {
+            name: {spec: own for spec, own in cells.items() if spec in sweep.cells}
+            for name, cells in files.items()
+        }
+        for files in both
+    ], foreign
 
 
-def named_cells(cells: Sequence[str]) -> str:
-    """Name the first cells and count the rest.
+def some_of(cells: Sequence[Spec]) -> str:
+    """Name a few cells, without their seeds.
 
-    >>> named_cells(["a", "b"]), named_cells("abcde")
-    ('a; b', 'a; b; c; and 2 more')
+    >>> some_of([Spec("r18", "digits", "tent", seed=seed) for seed in (0, 1)])
+    'r18 on digits, clean: tent'
     """
-    more = [f"and {len(cells) - NAMED:,} more"] if len(cells) > NAMED else []
-    return "; ".join([*cells[:NAMED], *more])
+    return "; ".join([*dict.fromkeys(spec.title for spec in cells)][:NAMED])
 
 
 def _early(parts: Sequence[Part], sweep: Sweep, root: Path) -> list[Problem]:
@@ -232,37 +231,38 @@ class Part:
         """Whether the file differs from the packed one."""
         return bool(self.added) or len(self.packed) < open_shard(self.path).rows
 
-    def restricted(self, specs: Container[Spec]) -> Part:
-        """Return the part without all other cells."""
 
-        def ours(cells: Cells) -> Cells:
-            return {spec: own for spec, own in cells.items() if spec in specs}
+def read_cells(records: Records) -> dict[str, Cells]:
+    """All cells of a run or pack by the name of their file in a pack; no table is read."""
+    found: dict[str, Cells] = defaultdict(dict)
+    for where in scan(records).records:
+        cell, spec = described(where)
+        _put(found[f"{spec.backbone}--{spec.data}"], spec, cell, where)
+    return found
 
-        return replace(self, packed=ours(self.packed), added=ours(self.added), both=ours(self.both))
 
-
-def parts_of(pack: Pack, out: Records) -> list[Part]:
-    """Plan a pack with the records of a run or of another pack added; no table is read.
+def plan_parts(
+    pack: Pack, out: Records, packed: Mapping[str, Cells], recorded: Mapping[str, Cells]
+) -> list[Part]:
+    """Plan a pack with the records of a run or of another pack added.
 
     Of a cell that both have, the later revision of its method is kept, and the pack's record if it
     is the same. A rejected backbone is replaced as a whole, since its cells only say that something
     was missing: in the pack, by what the run has; in the run, if it lacked a checkpoint, by what
     the pack has.
     """
-    ours: dict[str, Cells] = defaultdict(dict)
-    for where in scan(out).records:
-        cell, spec = described(where)
-        _put(ours[f"{spec.backbone}--{spec.data}"], spec, cell, where)
-    names = {path.stem for path in scan(pack).admissions} | ours.keys()
-    return [_part(admission_path(pack, name), out, ours.get(name, {})) for name in sorted(names)]
+    names = {name for files in (packed, recorded) for name, cells in files.items() if cells}
+    return [
+        _part(admission_path(pack, name), out, packed.get(name, {}), recorded.get(name, {}))
+        for name in sorted(names)
+    ]
 
 
-def _part(path: Path, out: Records, ours: Cells) -> Part:
-    theirs = _packed(path)
+def _part(path: Path, out: Records, theirs: Cells, ours: Cells) -> Part:
     if not ours:
         return Part(path, read_admission(path), theirs, {}, {})
     admission = read_admission(admission_path(out, path.stem))
-    if not path.exists():
+    if not theirs:
         return Part(path, admission, {}, ours, {})
     packed = read_admission(path)
     if unlike := differences(packed, admission):
@@ -298,16 +298,6 @@ def _same_inputs(one: Cell, other: Cell) -> bool:
     """Whether two cells differ at most in the revision of their method and in checkpoint files."""
     ignored = {"revision": None, "checkpoint": None}
     return key_of(one.identity | ignored) == key_of(other.identity | ignored)
-
-
-def _packed(path: Path) -> Cells:
-    """All cells of a file, which may not exist yet."""
-    found: Cells = {}
-    for number in range(open_shard(path).rows if path.exists() else 0):
-        row = Row(path, number)
-        cell, spec = described(row)
-        _put(found, spec, cell, row)
-    return found
 
 
 def _put(found: Cells, spec: Spec, cell: Cell, where: Location) -> None:
