@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from caster.core.arrays import to_numpy
+from caster.core.linalg import Array
 from caster.errors import CasterError
-from caster.models.protocol import FrozenModel, HasLinearHead, Outputs
+from caster.models.protocol import FrozenModel, Outputs
 from caster_bench.methods.network import gradients
 from caster_bench.methods.protocol import nbytes
 from caster_bench.methods.source import Source, class_columns
@@ -44,6 +45,18 @@ def full_precision(features: Tensor) -> Iterator[None]:
     """Compute in the features' own precision without gradients, regardless of the caller's mode."""
     with gradients(False), torch.autocast(features.device.type, enabled=False):
         yield
+
+
+@runtime_checkable
+class HasLinearHead(Protocol):
+    """A model with a readable linear classifier."""
+
+    def linear_head(self) -> tuple[Array, Array] | None:  # (n, d), (n,)
+        """Weight and bias such that logits = features @ weight.T + bias.
+
+        None until the head has been found. Raises if the head is not linear.
+        """
+        ...
 
 
 class LinearHead:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeGuard, runtime_checkable
+from typing import Any, Protocol, TypeGuard
 
 from caster.core.linalg import Array
 from caster.errors import CasterError
@@ -44,18 +44,6 @@ class FrozenModel(Protocol):
 
     def verify(self) -> None:
         """Raise if the model has changed since it was wrapped."""
-        ...
-
-
-@runtime_checkable
-class HasLinearHead(Protocol):
-    """A model with a readable linear classifier."""
-
-    def linear_head(self) -> tuple[Array, Array] | None:  # (n, d), (n,)
-        """Weight and bias such that logits = features @ weight.T + bias.
-
-        None until the head has been found. Raises if the head is not linear.
-        """
         ...
 
 
