@@ -31,7 +31,7 @@ def admitted(folder, checkpoints, text):
     context = RunContext.of(sweep, folder / "out", checkpoints)
     first = next(iter(sweep.cells))
     admission, _, _ = perform(context, Task("admit", (first,)))
-    state = states.load(context.source(first.backbone, first.data, ".caster"))
+    state = states.load(context.state_path(first.backbone, first.data))
     return sweep, context, admission, state
 
 
@@ -55,7 +55,7 @@ def test_layers_are_part_of_the_digest(tmp_path, checkpoints):
     changed = {**state.layers, site: replace(found, mean=np.nextafter(found.mean, np.float32(9)))}
     other = replace(state, layers=changed)
     assert moments_digest(other) != admission.moments
-    path = context.source("convnext", "digits", ".caster")
+    path = context.state_path("convnext", "digits")
     states.save(other, path)
     write_admission(context.out, replace(admission, files={path.name: file_digest(path)}))
     group = next(groups_of(list(sweep.cells)))

@@ -111,7 +111,7 @@ def current_admission(
     digests: dict[str, str],  # of data sets; filled here, for the next backbone
 ) -> Admission | None:
     """Return the admission of an earlier run if all of its inputs are unchanged, else None."""
-    path = context.source(backbone, data, ".json")
+    path = context.admission_path(backbone, data)
     if not path.exists():
         return None
     try:
@@ -171,7 +171,7 @@ def admit(context: RunContext, backbone: str, data: str) -> tuple[Admission, flo
     admission, passes = _transferred(context, blank), 0.0
     if admission is None:
         admission = blank
-        context.source(backbone, data, ".caster").unlink(missing_ok=True)  # it is out of date
+        context.state_path(backbone, data).unlink(missing_ok=True)  # it is out of date
         if blank.reason is None:
             try:
                 admission, passes = _fitted(context, blank)
@@ -186,10 +186,10 @@ def _transferred(context: RunContext, blank: Admission) -> Admission | None:
 
     Images and labels must be the same, so they are read; the model does not run again.
     """
-    path = context.source(blank.backbone, blank.data, ".json")
+    path = context.admission_path(blank.backbone, blank.data)
     try:
         found = read_admission(path)
-        state = states.load(context.source(blank.backbone, blank.data, ".caster"))
+        state = states.load(context.state_path(blank.backbone, blank.data))
     except CasterError:  # absent or damaged
         return None
     inputs = {**blank.seen, "files": found.seen.get("files")}
@@ -219,7 +219,7 @@ def _fitted(context: RunContext, blank: Admission) -> tuple[Admission, float]:
             f"{len(state.classes)} of the {source.classes} classes of {source.name} are in its "
             f"{source.n} images: raise source_limit"
         )
-    path = context.source(blank.backbone, blank.data, ".caster")
+    path = context.state_path(blank.backbone, blank.data)
     states.save(state, path)
     reason = _too_low(accuracy, data)
     return replace(

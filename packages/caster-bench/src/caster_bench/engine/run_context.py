@@ -9,7 +9,7 @@ from typing import Any
 
 from caster.config import Settings
 from caster_bench.engine.cell_settings import wants_layers
-from caster_bench.records.store import sources_of
+from caster_bench.records.store import STATE, admission_path
 from caster_bench.sweeps import Backbone, Data, Sweep
 
 CPU, CUDA = "cpu", "cuda"
@@ -61,6 +61,10 @@ class RunContext:
         """Folder of images that workers share; they can be made again at any time."""
         return self.out / "images"
 
-    def source(self, backbone: str, data: str, suffix: str) -> Path:
-        """Path of a file about a backbone on a data set."""
-        return sources_of(self.out) / f"{backbone}--{data}{suffix}"
+    def admission_path(self, backbone: str, data: str) -> Path:
+        """Path of the admission of a backbone on data."""
+        return admission_path(self.out, f"{backbone}--{data}")
+
+    def state_path(self, backbone: str, data: str) -> Path:
+        """Path of the state that was fitted with a backbone on data."""
+        return self.admission_path(backbone, data).with_suffix(STATE)

@@ -61,7 +61,7 @@ class WorkerCache:
 
     def admission(self, spec: Spec) -> Admission:
         """Read the admission of a cell's backbone on its data."""
-        return read_admission(self.context.source(spec.backbone, spec.data, ".json"))
+        return read_admission(self.context.admission_path(spec.backbone, spec.data))
 
     def backbone(self, spec: Spec, admission: Admission) -> LoadedBackbone:
         """Return the backbone and source of a cell; load them unless they are the last ones."""
@@ -76,7 +76,7 @@ class WorkerCache:
     def _load(self, spec: Spec, admission: Admission) -> LoadedBackbone:
         model = load(self.context, self.context.backbones[spec.backbone])
         source, target = source_and_target(self.context, self.context.data[spec.data], model)
-        state = states.load(self.context.source(spec.backbone, spec.data, ".caster"))
+        state = states.load(self.context.state_path(spec.backbone, spec.data))
         digests = [source.sha256, target.sha256, moments_digest(state)]
         admitted = [(part or {}).get("sha256") for part in (admission.source, admission.target)]
         if digests != [*admitted, admission.moments]:

@@ -75,7 +75,7 @@ def perform(context: RunContext, task: Task) -> Any:
 def make_images(context: RunContext, spec: Spec) -> None:
     """Make the corrupted images of a stream before a worker needs them, without a model."""
     limit_threads()
-    admission = read_admission(context.source(spec.backbone, spec.data, ".json"))
+    admission = read_admission(context.admission_path(spec.backbone, spec.data))
     target = admitted_target(context, admission)
     for pair in spec.conditions:
         corrupted(context, target, Condition(*pair), spec.seed)
