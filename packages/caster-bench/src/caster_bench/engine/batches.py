@@ -27,7 +27,7 @@ class StreamBatches:
         stream: Stream,
         pixels: Mapping[Condition | None, Pixels],
         preprocess: Preprocess,
-        cache: bool = True,
+        cache: bool,
     ) -> None:
         self.plan: list[Batch] = list(stream)
         self._pixels, self._preprocess = pixels, preprocess

@@ -39,9 +39,10 @@ from caster_bench.studies.check_cells import (
     check_admissions,
     check_cells,
     check_files,
+    foreign_files,
 )
 from caster_bench.studies.results import load
-from caster_bench.studies.verify import Progress, foreign_streams
+from caster_bench.studies.verify import Progress
 from caster_bench.sweeps import Sweep
 from caster_bench.sweeps.spec import Spec
 
@@ -108,7 +109,7 @@ def _pack(
     there = scan(into)
     problems += [Problem("foreign", str(path)) for path in (*scan(out).foreign, *there.foreign)]
     if not prune:
-        problems += foreign_streams(there.streams, sweep)
+        problems += foreign_files(there, sweep)
     if problems:  # before any table is read
         return None, sorted(set(problems))
     changed = write_parts(parts, new.folder)

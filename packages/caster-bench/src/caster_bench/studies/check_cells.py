@@ -11,7 +11,7 @@ from caster.config import Settings
 from caster.errors import CasterError
 from caster.io.files import file_digest
 from caster_bench.records.schema import DONE, Admission, Cell
-from caster_bench.records.store import Records, admission_path, read_admission
+from caster_bench.records.store import Listing, Records, admission_path, read_admission
 from caster_bench.studies.check_gates import CONSTANTS
 from caster_bench.studies.naming import CERTIFICATE, OWN
 from caster_bench.sweeps import Spec, Sweep
@@ -69,10 +69,13 @@ def read_admissions(out: Records, pairs: Iterable[Pair]) -> tuple[Admissions, li
     return admissions, problems
 
 
-def foreign_admissions(paths: Iterable[Path], sweep: Sweep) -> list[Problem]:
-    """Report admissions that do not belong to the sweep."""
-    known = {f"{spec.backbone}--{spec.data}" for spec in sweep.cells}
-    return [Problem("not of this sweep", str(path)) for path in paths if path.stem not in known]
+def foreign_files(there: Listing, sweep: Sweep) -> list[Problem]:
+    """Report admissions and packed streams that do not belong to the sweep."""
+    pairs = {f"{spec.backbone}--{spec.data}" for spec in sweep.cells}
+    data = {spec.data for spec in sweep.cells}
+    paths = [path for path in there.admissions if path.stem not in pairs]
+    paths += [path for path in there.streams if path.stem not in data]
+    return [Problem("not of this sweep", str(path)) for path in paths]
 
 
 def check_admissions(admissions: Admissions, sweep: Sweep) -> Iterator[Problem]:

@@ -239,7 +239,7 @@ def as_text(results: Results, sections: Sequence[Section]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def save_figure(each: StudyFigure, folder: Path, formats: tuple[str, ...] = FIGURE_FORMATS) -> str:
+def save_figure(each: StudyFigure, folder: Path, formats: tuple[str, ...]) -> str:
     """Draw a figure, write it in these formats on white, and return it as an HTML element."""
     with rc_context():
         rcdefaults()  # ignore the user's matplotlibrc

@@ -29,7 +29,7 @@ from caster_bench.studies.check_cells import (
     check_admissions,
     check_cells,
     check_files,
-    foreign_admissions,
+    foreign_files,
     read_admissions,
 )
 from caster_bench.studies.check_rows import Checked, Reading, check_stream
@@ -88,8 +88,7 @@ def examine(
         raise CasterError(f"{out} has no records of {sweep.name}: {remedy}")
     problems = [Problem("foreign", str(path)) for path in there.foreign]
     problems += [Problem("left by a killed run", str(path)) for path in there.leftovers]
-    problems += foreign_admissions(there.admissions, sweep)
-    problems += foreign_streams(there.streams, sweep)
+    problems += foreign_files(there, sweep)
     found: Found = {}
     problems += _find(there.records, sweep, found)
     wanted = sweep.cells if needed is None else needed
@@ -108,12 +107,6 @@ def examine(
     check = partial(check_stream, constants=sweep.constants, reading=reading)
     problems += _check_streams(found, few, read, check, progress)
     return Examined(sorted(set(problems)), found, read)
-
-
-def foreign_streams(paths: Iterable[Path], sweep: Sweep) -> list[Problem]:
-    """Report streams in a pack whose data are not in the sweep."""
-    known = {spec.data for spec in sweep.cells}
-    return [Problem("not of this sweep", str(path)) for path in paths if path.stem not in known]
 
 
 def _find(cells: tuple[Location, ...], sweep: Sweep, found: Found) -> Iterator[Problem]:
