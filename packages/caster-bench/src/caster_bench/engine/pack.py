@@ -103,8 +103,9 @@ def _pack(
     progress: Progress | None,
     prune: bool,
 ) -> tuple[Outcome | None, list[Problem]]:
-    both, dropped = _without_foreign([read_cells(into), read_cells(out)], sweep, prune)
-    parts = plan_parts(into, out, *both)
+    packed, recorded = read_cells(into), read_cells(out)
+    dropped = _drop_foreign([*packed.values(), *recorded.values()], sweep, prune)
+    parts = plan_parts(into, out, packed, recorded)
     problems = _early(parts, sweep, root)
     there = scan(into)
     problems += [Problem("foreign", str(path)) for path in (*scan(out).foreign, *there.foreign)]
@@ -113,8 +114,8 @@ def _pack(
     if problems:  # before any table is read
         return None, sorted(set(problems))
     changed = write_parts(parts, new.folder)
-    packed = {spec for part in parts for spec in part.cells}
-    problems = load(sweep, new, root, progress, packed)[1]
+    cells = {spec for part in parts for spec in part.cells}
+    problems = load(sweep, new, root, progress, cells)[1]
     if problems:
         here = (str(new), str(into))
         return None, [replace(problem, where=problem.where.replace(*here)) for problem in problems]
@@ -126,33 +127,28 @@ def _pack(
             path.unlink()
     replaced, outdated = (sum(getattr(p, kind) for p in parts) for kind in ("replaced", "outdated"))
     added = sum(len(part.added) for part in parts) - replaced
-    missing = len(sweep.cells) - len(packed)
-    counts = (len(packed), added, replaced, outdated, missing)
+    missing = len(sweep.cells) - len(cells)
+    counts = (len(cells), added, replaced, outdated, missing)
     size = sizes.values()
     return Outcome(*counts, len(size), sum(size), max(size), dropped), []
 
 
-def _without_foreign(
-    both: Sequence[dict[str, Cells]], sweep: Sweep, prune: bool
-) -> tuple[list[dict[str, Cells]], list[Spec]]:
-    """Remove cells that the sweep does not have, and return them too; without `prune`, raise."""
-    every = [spec for files in both for cells in files.values() for spec in cells]
-    foreign = list(dict.fromkeys(spec for spec in every if spec not in sweep.cells))
+def _drop_foreign(files: Sequence[Cells], sweep: Sweep, prune: bool) -> list[Spec]:
+    """Remove cells that the sweep does not have, and return them; without `prune`, raise."""
+    every = dict.fromkeys(spec for cells in files for spec in cells)
+    foreign = [spec for spec in every if spec not in sweep.cells]
     if foreign and not prune:
         raise CasterError(
             f"the sweep does not have {len(foreign):,} of the recorded cells, such as "
             f"{some_of(foreign)}: leave them out with {{argument}}",
             argument="prune",
         )
-    if sweep.cells.keys().isdisjoint(every):
+    if len(foreign) == len(every):
         raise CasterError(f"the sweep {sweep.name} has none of the recorded cells")
-    return [
-        {
-            name: {spec: own for spec, own in cells.items() if spec in sweep.cells}
-            for name, cells in files.items()
-        }
-        for files in both
-    ], foreign
+    for cells in files:
+        for spec in foreign:
+            cells.pop(spec, None)
+    return foreign
 
 
 def some_of(cells: Sequence[Spec]) -> str:
