@@ -2,15 +2,19 @@
 
     python benchmarks/mixture_ablation.py MODEL SOURCE.npz TARGET.npz --preprocessing P.toml
 
-MODEL is a torch model that `caster --model` takes; the .npz files hold `images` (uint8) and
-`labels`. SOURCE should be images that the network was not trained on; all are fitted. TARGET is met
-clean and under the four spare corruptions at severity 5, shuffled, in runs of one class, sorted by
-class and long-tailed (100 : 1), in batches of 64; `--sizes` names other sizes. Columns: accuracy in
-percent if every batch is accepted (ungated) and behind the certificate (gated), and the share of
-accepted batches, as means over the conditions. The last table is the mean over the streams.
+MODEL is a torch model that `caster --model` takes, or a checkpoint of `caster bench train`; the
+.npz files hold `images` (uint8) and `labels`, and published data can be named instead
+(cifar10:train). SOURCE should be images that the network was not trained on; all are fitted, or
+`--fit` of them. TARGET is met clean and under the four spare corruptions at severity 5, shuffled,
+in runs of one class, sorted by class and long-tailed (100 : 1), in batches of 64; `--sizes` names
+other sizes. Columns: accuracy in percent if every batch is accepted (ungated) and behind the
+certificate (gated), and the share of accepted batches, as means over the conditions. The last table
+is the mean over the streams.
 
-Two variants show what the size of a state costs: moments of classes at the deep half of the sites
-only, as with many classes, and moments of classes in float32 instead of the stored float16.
+`smoothed frozen` estimates the classes of the stream as mixture transport does, but from the frozen
+model's predictions, and aligns nothing. Two variants show what the size of a state costs: moments
+of classes at the deep half of the sites only, as with many classes, and moments of classes in
+float32 instead of the stored float16.
 """
 
 from __future__ import annotations
@@ -36,6 +40,9 @@ from caster.models.heads import Columns
 from caster.models.protocol import Outputs
 from caster_bench.data.corruptions import corrupt
 from caster_bench.data.streams import StreamSettings, make_stream
+from caster_bench.methods.protocol import Frozen, OnFeatures
+from caster_bench.methods.smoothed_frozen import SmoothedFrozen
+from caster_bench.methods.source import Source
 from measure import machine
 from small_source_layers import BATCH, labelled_batches, options, read, wrapped
 
@@ -52,6 +59,7 @@ HEADING = ("B", "stream", "variant", "ungated", "gated", "accepted")
 
 Figures = NDArray[np.float64]  # (3,): ungated, gated, accepted
 Layers = Mapping[Site, ChannelMoments]
+Stream = list[tuple[NDArray[Any], Outputs, NDArray[np.int64]]]
 Labelled = Iterable[tuple[NDArray[Any], NDArray[Any]]]
 
 
@@ -144,9 +152,15 @@ def accuracy(scores: Any, truth: NDArray[np.int64]) -> float:
     return float(np.sum(to_numpy(scores).argmax(axis=1) == truth))
 
 
-def figures(
-    transport: LayerTransport, met: list[tuple[NDArray[Any], Outputs, NDArray[np.int64]]]
-) -> Figures:
+def alone(method: OnFeatures, met: Stream) -> Figures:
+    """Answer a stream without a certificate; accuracies in percent."""
+    method.reset()
+    right = sum(accuracy(method.answer(outputs).logits, truth) for _, outputs, truth in met)
+    top1 = 100 * right / sum(len(truth) for _, _, truth in met)
+    return np.array([top1, top1, 0.0])
+
+
+def figures(transport: LayerTransport, met: Stream) -> Figures:
     """Answer a stream: accuracies ungated and gated, and the share accepted, in percent."""
     found = np.zeros(3)
     transport.reset()
@@ -176,13 +190,16 @@ def main() -> None:
     print(machine())
     model = wrapped(given)
     assert model.preprocessing is not None
-    source, labels = read(given.source)
+    source, labels = read(given.source, given.fit)
     labelled = labelled_batches(model, source, labels, np.arange(len(labels)))
     adapter = caster.fit(model, labelled)
     target, truth = read(given.target, given.limit)
     truth = encode(truth, adapter.classes)
     shifted = list(conditions(target))
     variants = dict(transports(adapter, labelled))
+    own = Source(state=adapter.state)
+    baselines = {"frozen": Frozen(model, own), "smoothed frozen": SmoothedFrozen(model, own)}
+    rows = (*baselines, *variants)
     sums: dict[tuple[int, str, str], Figures] = {}
     row(*HEADING)
     for size in given.sizes:
@@ -190,19 +207,18 @@ def main() -> None:
             plan = list(make_stream(truth, replace(settings, batch_size=size)))
             for images in shifted:
                 met = []
-                for rows in (batch.rows for batch in plan):
-                    prepared = model.preprocessing.batch(list(images[rows]))
-                    met.append((prepared, model(prepared), truth[rows]))
-                right = sum(accuracy(adapter.head_logits(out), y) for _, out, y in met)
-                alone = 100 * right / sum(len(y) for _, _, y in met)
-                found = {name: figures(own, met) for name, own in variants.items()}
-                for name, values in {"frozen": np.array([alone, alone, 0.0]), **found}.items():
+                for chosen in (batch.rows for batch in plan):
+                    prepared = model.preprocessing.batch(list(images[chosen]))
+                    met.append((prepared, model(prepared), truth[chosen]))
+                found = {name: alone(method, met) for name, method in baselines.items()}
+                found |= {name: figures(transport, met) for name, transport in variants.items()}
+                for name, values in found.items():
                     key = size, stream, name
                     sums[key] = sums.get(key, np.zeros(3)) + values / len(shifted)
-            for name in ("frozen", *variants):
+            for name in rows:
                 row(size, stream, name, *map(float, sums[size, stream, name]))
     for size in given.sizes:
-        for name in ("frozen", *variants):
+        for name in rows:
             mean = np.mean([sums[size, stream, name] for stream in STREAMS], axis=0)
             row(size, "mean", name, *map(float, mean))
 

@@ -81,7 +81,7 @@ def main() -> None:
     given = options(__doc__, limit=10_000, sizes=[64, 200])
     print(machine())
     model = wrapped(given)
-    source, labels = read(given.source)
+    source, labels = read(given.source, given.fit)
     labelled = labelled_batches(model, source, labels, np.arange(len(labels)))
     fitted = caster.fit(model, labelled)
     with mock.patch.object(channels, "POSITIONS", 10**9):

@@ -2,7 +2,8 @@
 
     python benchmarks/small_source_layers.py MODEL SOURCE.npz TARGET.npz --preprocessing P.toml
 
-MODEL is anything that `caster --model` takes; the .npz files hold `images` (uint8) and `labels`.
+MODEL is anything that `caster --model` takes, or a checkpoint of `caster bench train`; the .npz
+files hold `images` (uint8) and `labels`, and published data can be named instead (cifar10:train).
 SOURCE should be images that the network was not trained on; 5 to 200 images per class are drawn
 from it. TARGET is met clean and under the four spare corruptions, in batches of 64, shuffled and
 sorted by class. Columns: accuracy of the frozen model, and the points that the default changes
@@ -23,7 +24,9 @@ import caster
 from caster.core.arrays import to_numpy
 from caster.models.protocol import FrozenModel
 from caster_bench.data.corruptions import corrupt
-from measure import machine
+from caster_bench.engine.train.checkpoint import model_of
+from caster_bench.engine.train.images import read as read_published
+from measure import complete_torchvision, machine
 
 SIZES = (5, 20, 50, 200)
 CONDITIONS = [None] + [
@@ -35,9 +38,13 @@ BATCH = 64
 WRAP = ("preprocessing", "checkpoint", "device")  # options of `caster.wrap`
 
 
-def read(path: str, limit: int | None = None) -> tuple[NDArray[Any], NDArray[Any]]:
-    with np.load(path) as file:
-        images, labels = file["images"], file["labels"]
+def read(source: str, limit: int | None = None) -> tuple[NDArray[Any], NDArray[Any]]:
+    if source.endswith(".npz"):
+        with np.load(source) as file:
+            images, labels = file["images"], file["labels"]
+    else:
+        published = read_published(source)
+        images, labels = published.pixels, published.labels
     rows = np.random.default_rng(0).permutation(len(labels))[:limit]
     return images[rows], labels[rows]
 
@@ -55,7 +62,7 @@ def batches(model: FrozenModel, images: NDArray[Any], rows: NDArray[Any]) -> lis
 
 
 def options(about: str, limit: int, sizes: Sequence[int] | None = None) -> argparse.Namespace:
-    """Parse MODEL SOURCE TARGET and their options; --sizes only with default sizes of a batch."""
+    """Parse MODEL SOURCE TARGET and their options; --fit and --sizes only with default sizes."""
     parser = argparse.ArgumentParser(description=about.splitlines()[0])
     for name in ("model", "source", "target"):
         parser.add_argument(name)
@@ -63,12 +70,16 @@ def options(about: str, limit: int, sizes: Sequence[int] | None = None) -> argpa
         parser.add_argument(f"--{name}")
     parser.add_argument("--limit", type=int, default=limit, help="images of the target")
     if sizes is not None:
+        parser.add_argument("--fit", type=int, help="images of the source [all]")
         parser.add_argument("--sizes", type=int, nargs="+", default=sizes, help="of a batch")
     return parser.parse_args()
 
 
 def wrapped(given: argparse.Namespace) -> FrozenModel:
     """Wrap the model that was named."""
+    if given.model.endswith(".safetensors"):
+        complete_torchvision()
+        return model_of(given.model, device=given.device)
     named = {name: getattr(given, name) for name in WRAP}
     return caster.wrap(given.model, **{name: value for name, value in named.items() if value})
 

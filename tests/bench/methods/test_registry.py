@@ -23,7 +23,7 @@ PAPER = {
     *("foa", "coral", "caster", "caster-ungated", "caster-no-transport", "caster-mixed-metric"),
     *("tent+certificate", "tent+referee", "eata+certificate", "eata+referee"),
 }
-LATER = {"lame", "note", "rotta", "deyo", "roid", "pea"}
+LATER = {"smoothed-frozen", "lame", "note", "rotta", "deyo", "roid", "pea"}
 
 REVISED = {
     "caster_bench.methods.layer_transport": 9,

@@ -150,6 +150,12 @@ METHODS = (
         },
     ),
     Entry(
+        "smoothed-frozen",
+        "The frozen model's answers, smoothed along the stream as mixture transport does.",
+        f"{_HERE}.smoothed_frozen:SmoothedFrozen",
+        ("state",),
+    ),
+    Entry(
         "lame",
         "Predictions of a batch that near features share, by a fixed point.",
         f"{_HERE}.lame:LAME",

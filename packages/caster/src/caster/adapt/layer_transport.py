@@ -63,9 +63,6 @@ CHANGED = 0.05  # mean KL divergence, in nats, of recent samples from the past: 
 SUSPECT = 0.01
 # Smallest batch whose own statistics can show whether it is shuffled; never compared with others.
 CONFIRMS = 32
-# Smallest class prior, relative to a uniform one. The prior inside a network is rarely as uneven as
-# the class counts of a small source, and dividing by a tiny prior would favour a rare class.
-MIN_CLASS_PRIOR = 0.5
 MIN_PROBABILITY = 1e-30  # before its logarithm becomes a score
 
 
@@ -638,9 +635,7 @@ def first_labels(layers: Iterable[ChannelMoments]) -> StreamLabels:
     """Labels of a stream without samples, with the source's class counts as the prior."""
     for found in layers:
         if found.classes is not None:
-            pi = found.classes.counts / found.classes.total
-            pi = pi.clip(min=MIN_CLASS_PRIOR / len(pi))
-            return StreamLabels.start(pi / pi.sum())
+            return StreamLabels.of_counts(found.classes.counts)
     raise CasterError(
         "the state has no class moments, which aligning with the class mixture of a batch needs: "
         "fit again, or set {argument} to False",

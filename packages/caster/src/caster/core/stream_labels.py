@@ -17,6 +17,9 @@ Kind = Literal["runs", "doubted", "source", "prior"]
 
 PRIOR_WINDOW = 512  # samples from which the prior of a shuffled stream is estimated
 SAME = 0.02  # total variation below which two mixtures count as equal: estimation noise
+# Smallest class prior, relative to a uniform one. The prior inside a network is rarely as uneven as
+# the class counts of a small source, and dividing by a tiny prior would favour a rare class.
+MIN_CLASS_PRIOR = 0.5
 # Parts of the chain that are saved with a stream, the second group being no less than 0
 NON_NEGATIVE = ("totals", "count", "sums", "entropies", "agreement")
 STORED = ("last", "evidence", *NON_NEGATIVE)
@@ -46,6 +49,16 @@ class StreamLabels:
     def start(cls, prior: NDArray[Any]) -> Self:  # (C,)
         """Start a stream without samples."""
         return cls(LabelChain.start(prior), np.empty((0, len(prior))))
+
+    @classmethod
+    def of_counts(cls, counts: NDArray[Any]) -> Self:  # (C,)
+        """Start a stream whose source had these class counts.
+
+        >>> StreamLabels.of_counts(np.array([75, 25])).prior
+        array([0.75, 0.25])
+        """
+        pi = (counts / counts.sum()).clip(min=MIN_CLASS_PRIOR / len(counts))
+        return cls.start(pi / pi.sum())
 
     def observe(self, p: NDArray[Any]) -> Self:  # (n, C)
         """Update the evidence with the probabilities of the next batch."""
