@@ -30,8 +30,9 @@ class T3A(FeatureMethod):
     summed per class, and the sums scaled to length 1: their products with features are the scores.
 
     The paper selects `filter_k` from 1, 5, 20, 50, 100 and -1 (no limit) on a validation set. 20
-    is FOA's choice for ImageNet, and was best, with 50, on our spare corruptions; 100 (presets
-    "cifar10" and "cifar100") is that of public CIFAR benchmarks. With -1 only sums are stored.
+    is FOA's choice for ImageNet; 100 (presets "cifar10" and "cifar100") is that of public
+    benchmarks for CIFAR-10, and the best of these on our spare corruptions. With -1 only sums are
+    stored.
 
     >>> from caster import wrap
     >>> net = torch.nn.Sequential(torch.nn.Identity(), torch.nn.Linear(2, 2, bias=False))
