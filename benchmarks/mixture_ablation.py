@@ -82,7 +82,8 @@ class TrueMixture(StreamLabels):
 
     truth: ClassVar[NDArray[np.float64]]
 
-    def mixture(self, p: NDArray[Any]) -> NDArray[np.float64]:
+    @property
+    def mixture(self) -> NDArray[np.float64]:
         """The true mixture."""
         return self.truth
 

@@ -71,12 +71,20 @@ def figures() -> dict[str, float]:
         100 * gain / lead(PAPER, own, LAYERS_UNGATED, "frozen")
         for own, gain in zip(learners, gated, strict=True)
     ]
+    tuned = [rows("tuning/tuning", own, "EATA") for own in (TEN, PLAIN, HUNDRED)]
+    adam = [trials[1]["accuracy"] - trials[0]["accuracy"] for trials in tuned]
     losses, largest, _ = without_resets()
     found = {
+        "rejected-field": 100 - look(FIELD, TEN, OURS)["accepted, %"],
         "rejected-mixed": 100 - look(KINDS, TEN, OURS, MIXED)["accepted, %"],
         "rejected-loose": 100 - look(KINDS, HUNDRED, OURS, LOOSE)["accepted, %"],
         "missed-mixed": lead(KINDS, TEN, UNGATED, OURS, MIXED),
         "missed-loose": lead(KINDS, HUNDRED, UNGATED, OURS, LOOSE),
+        "kept-shuffled": kept(TEN, "shuffled"),
+        "kept-mixed": kept(TEN, MIXED),
+        "kept-loose": kept(HUNDRED, LOOSE),
+        "clean-frozen": top1(KINDS, HUNDRED, "frozen", f"clean, {SORTED}"),
+        "clean-sorted": top1(KINDS, HUNDRED, OURS, f"clean, {SORTED}"),
         "tails-behind": lead(KINDS, TEN, LAYERS, OURS, TAILS),
         "tails-behind-ungated": lead(KINDS, TEN, LAYERS, UNGATED, TAILS),
         "tails-ahead": lead(KINDS, HUNDRED, OURS, LAYERS, TAILS),
@@ -97,9 +105,12 @@ def figures() -> dict[str, float]:
         "layers-kept-least": min(shares),
         "layers-kept-most": max(shares),
         "layers-severe": top1(SEVERE, "ResNet-50, CIFAR-100", LAYERS),
+        "bn-severe": top1(SEVERE, "ResNet-50, CIFAR-100", "BN statistics"),
         "tent-severe": top1(SEVERE, "ResNet-50, CIFAR-100", "Tent"),
         "layers-50-ungated": top1(KINDS, FIFTY, LAYERS_UNGATED),
         "layers-loss-50": look(LAYERS_KEPT, FIFTY)["worst loss, gated"],
+        "eata-adam-least": min(adam),
+        "eata-adam-most": max(adam),
         "layers-lost-50": 100 - look(LAYERS_KEPT, FIFTY)["kept, %"],
     }
     for name, network in (("10", TEN), ("100", HUNDRED)):
@@ -123,6 +134,7 @@ def figures() -> dict[str, float]:
             f"gain-pea-{name}": lead(KINDS, network, "PEA", "frozen"),
             f"layers-{name}": top1(KINDS, network, LAYERS),
             f"bn-{name}": top1(KINDS, network, "BN statistics"),
+            f"pea-{name}": top1(KINDS, network, "PEA"),
         }
     for name in ("mixture", "reproduction"):
         sweep = sweeps.read(REPRODUCTION / "sweeps" / f"{name}.toml")
@@ -158,18 +170,21 @@ BOLD = ("results", "tuning")  # tables with the best of each column in bold
 def statements() -> dict[str, bool]:
     """All statements that the figures must bear out."""
     pea = [lead(KINDS, network, "PEA", OURS) for network in (FIFTY, LITE)]
-    bests = [max(rows(FIELD, own), key=lambda row: row["top-1"]) for own in (TEN, PLAIN, HUNDRED)]
     layers = {own["backbone"]: own for own in report(LAYERS_KEPT)}
     aim = {name for name in layers if layers[name]["kept, %"] >= 90}
     aim &= {name for name in layers if layers[name]["worst loss, gated"] <= 1}
-    learners = {"tent", "roid", "deyo", "cotta"}
+    learners, tuned = {"tent", "roid", "deyo", "cotta"}, {"tent", "eata", "sar", "deyo", "roid"}
     rivals = {"bn-adapt", "tent", "eata", "sar", "deyo", "roid", "pea"}
     return {
         "field-none-loses": look(FIELD_KEPT, "all")["worst loss, gated"] == 0,
         "loose-none-loses": look(KINDS, HUNDRED, OURS, LOOSE)["worst loss"] == 0,
         "loss-50-is-clean": "clean" in look(KEPT, FIFTY)["where"],
         "loss-lite-is-shot-noise": "shot_noise" in look(KEPT, LITE)["where"],
-        "tuned-ahead": all("(lr " in best["method"] for best in bests),
+        "tuned-ahead": [len(tuned_ahead(own, OURS)) for own in (TEN, PLAIN, HUNDRED)] == [3, 3, 5],
+        "tuned-ahead-of-layers": tuned_ahead(TEN, LAYERS) == {"roid", "tent"}
+        and tuned_ahead(PLAIN, LAYERS) == tuned_ahead(HUNDRED, LAYERS) == tuned,
+        "rivals-ahead-10": ahead(FIELD, TEN, OURS)
+        == {"pea", "cotta", "tent", "roid", "layer-transport"},
         "rivals-ahead-50": ahead(KINDS, FIFTY, OURS) == rivals,
         "pea-ahead-of-both": round(pea[0]) == round(pea[1]),
         "continual-ahead-10": ahead(FIELD, TEN, OURS, CONTINUAL)
@@ -177,6 +192,9 @@ def statements() -> dict[str, bool]:
         "continual-ahead-100": ahead(FIELD, HUNDRED, OURS, CONTINUAL) == {"roid"},
         "continual-none-loses": without_resets()[2],
         "layers-aim": aim == {TEN, HUNDRED, LITE},
+        "layers-behind-imagenet": all(rivals < ahead(KINDS, own, LAYERS) for own in (FIFTY, LITE)),
+        "layers-behind-severe": {"bn-adapt", "tent", "eata", "sar"}
+        == ahead(SEVERE, "ResNet-50, CIFAR-100", LAYERS),
         "layers-loss-50-is-defocus": "defocus_blur" in layers[FIFTY]["where"],
         "layers-field-none-loses": look("field/layers-kept", "all")["worst loss, gated"] == 0,
         "layers-behind-plain": ahead(FIELD, PLAIN, LAYERS) == learners | {"mixture-transport"},
@@ -306,6 +324,19 @@ def ahead(table: str, network: str, method: str, kind: str = "shuffled") -> set[
     own = top1(table, network, method, kind)
     better = [row["method"] for row in rows(table, network, kind=kind) if row["top-1"] > own]
     return {name.partition(" (preset")[0] for name in better if not re.search("-ungated|lr", name)}
+
+
+def tuned_ahead(network: str, method: str) -> set[str]:
+    """Names of the methods that are ahead of one under the field's protocol with tuned rates."""
+    found = rows(FIELD, network)
+    better = [row["method"] for row in found if row["top-1"] > top1(FIELD, network, method)]
+    return {name.partition(" (")[0] for name in better if "(lr " in name}
+
+
+def kept(network: str, kind: str) -> float:
+    """Percent of the ungated gain that is left behind the certificate."""
+    gated, ungated = (lead(KINDS, network, own, "frozen", kind) for own in (OURS, UNGATED))
+    return 100 * gated / ungated
 
 
 def best_learner(network: str) -> str:

@@ -36,11 +36,22 @@ def run(folder: Path, *words: str) -> str:
         (("verify.py", "20"), "cells, 17 MiB: 0 problems"),
         (("state_size.py", "mini-resnet:10:32"), "mini-resnet | 10 |"),
         (("certificate_rules.py", "--help"), "store the logits of a network"),
-        (("mixture_ablation.py", "--help"), "images of the target"),
     ],
 )
 def test_a_script_runs(tmp_path, words, said):
     assert said in run(tmp_path, *words)
+
+
+@pytest.mark.slow
+@pytest.mark.whole
+def test_the_ablation_runs_all_variants(tmp_path, checkpoints):
+    images = np.random.default_rng(0).integers(256, size=(600, 32, 32, 3), dtype=np.uint8)
+    np.savez(tmp_path / "images.npz", images=images, labels=np.arange(600) % 10)
+    network = str(checkpoints / "checkpoints" / "resnet.safetensors")
+    words = "mixture_ablation.py", network, "images.npz", "images.npz", "--sizes", "600"
+    found = run(tmp_path, *words)
+    for variant in ("smoothed frozen", "- chain", "+ true mixture", "+ classes in float32"):
+        assert found.count(f" {variant} ") == 5, variant  # four streams, and the mean
 
 
 @pytest.mark.slow

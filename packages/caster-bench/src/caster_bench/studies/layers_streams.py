@@ -132,7 +132,7 @@ def is_shuffled(spec: Spec) -> bool:
 
 
 def kept(pairs: Iterable[Pair]) -> float | None:
-    """Gated gain as a share of the ungated gain on shuffled streams; None without a gain."""
+    """Gated share of the gain on shuffled streams of one condition; None without a gain."""
     group = [pair for pair in pairs if is_shuffled(pair[1].spec)]
     return _share((gated.gain for _, gated in group), (always.gain for always, _ in group))
 
@@ -187,8 +187,8 @@ def stream_tables(found: OnStreams) -> tuple[Table, ...]:
         Table.of(
             f"{prefix}-kept",
             "Gains over the frozen model in points on all streams, the share of the gain on "
-            "shuffled corrupted streams that the certificate keeps, and the largest loss of any "
-            "stream.",
+            "shuffled streams of a single corruption that the certificate keeps, and the largest "
+            "loss of any stream.",
             "backbone | streams:d | ungated:+.2f | ungated, 95 %:+.2f | gated:+.2f | "
             "gated, 95 %:+.2f | kept, %:.0f | worst loss, ungated:.2f | worst loss, gated:.2f | "
             "where",
