@@ -19,7 +19,8 @@ import copy
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Self
 
@@ -113,13 +114,12 @@ class _RestingBatch:
 
 @dataclass(eq=False)
 class _BegunBatch:
-    """A batch that was begun and is not answered yet."""
+    """A batch that was begun."""
 
     batch: Array
     frozen: Outputs | None  # of the frozen model, if already known
     resting: _RestingBatch | None  # None if the batch was not launched yet
-    answer: LayerAnswer | None = None
-    error: Exception | None = None
+    answer: Future[LayerAnswer] = field(default_factory=Future)
 
 
 class LayerTransport:
@@ -196,14 +196,11 @@ class LayerTransport:
 
         def finish() -> LayerAnswer:
             with self._guard:
-                while begun.answer is None and begun.error is None:
+                while not begun.answer.done():
                     if not self._begun:
                         raise CasterError("the stream was reset before this batch was answered")
                     self._answer_first()
-            if begun.error is not None:
-                raise begun.error
-            assert begun.answer is not None
-            return begun.answer
+            return begun.answer.result()
 
         return finish
 
@@ -219,21 +216,23 @@ class LayerTransport:
         """Answer the batch that was begun first."""
         begun = self._begun.popleft()
         try:
-            resting = begun.resting
-            if resting is not None and resting.rest is not self._rest:  # that rest has ended
-                resting = self._launch(begun.batch)
-            changed = resting is not None
-            if resting is not None:
-                if resting.is_unchanged():
-                    self._schedule.skipped(len(begun.batch))
-                    begun.answer = resting.answer
-                    return
-                self._monitor.begin()
-            self._end_rest()
-            work = partial(self._gated, changed=changed)
-            begun.answer = self._answer_plausible(begun.batch, begun.frozen, work)
-        except Exception as error:  # raised again for the caller that waits for this batch
-            begun.error = error
+            begun.answer.set_result(self._answered(begun))
+        except Exception as error:  # raised for the caller that waits for this batch
+            begun.answer.set_exception(error)
+
+    def _answered(self, begun: _BegunBatch) -> LayerAnswer:
+        """Answer with constant maps if the outputs look as usual, else align and compare."""
+        resting = begun.resting
+        if resting is not None and resting.rest is not self._rest:  # that rest has ended
+            resting = self._launch(begun.batch)
+        if resting is not None:
+            if resting.is_unchanged():
+                self._schedule.skipped(len(begun.batch))
+                return resting.answer
+            self._monitor.begin()
+        self._end_rest()
+        work = partial(self._gated, changed=resting is not None)
+        return self._answer_plausible(begun.batch, begun.frozen, work)
 
     # --- a resting stream: constant maps ---------------------------------------------------------
 
@@ -372,51 +371,57 @@ class LayerTransport:
         layers collapsed, their predictions would look like a run of one class. While the classes
         are in doubt, the shallow pass is the answer and the second pass only feeds the memory.
         """
-        labels, mixture = self._labels, self._mixture
-        if labels is None or mixture is None:
+        if self._labels is None or self._mixture is None:
             features, logits = self._aligned(batch, WHOLE)
             return _Proposal(features, logits, logits)
-        source, alignment = labels.chain.prior, self._alignment
-        kept = min(alignment.target.samples, max(0.0, self.settings.memory - len(batch)))
-        settled = trusted and self._is_settled(labels, kept, len(batch))
-        wanted = as_reference(mixture, source)
-        # Streams that rest are compared rarely, so saving memory matters more than speed.
-        rare = self._schedule.every > 1 and self._can_rest(len(batch))
-        how = Pass(full=wanted is None, mixture=wanted, past_only=True, in_parts=rare)
-        shallow = Pass(self._shallow)  # the mixture of the batch is not known yet
-        alone = replace(shallow, fresh=True)
-        first, seen = self._seen(batch, how if settled else shallow, labels)
-        fresh = alignment.target.change() > CHANGED
-        if fresh:
-            settled = False
-            first, seen = self._seen(batch, alone, labels)
-        elif settled and seen.kind != labels.kind:
-            settled = False  # shallow layers must confirm the new kind
-            first, seen = self._seen(batch, shallow, labels)
-        if not fresh and self._must_confirm(labels.kind, seen.kind, len(batch)):
-            # If the batch alone does not confirm it, the past and its labels are out of date.
-            assert self._start is not None
-            by_itself = self._seen(batch, alone, self._start)
-            if by_itself[1].kind not in ("runs", seen.kind):
-                fresh, (first, seen) = True, by_itself
-        if labels.kind == "doubted" and seen.kind in ("runs", "prior"):
-            fresh = True  # the past was aligned with the wrong mixture, the source's
-        kept = 0.0 if fresh else kept
-        labels, batch_mixture = seen, seen.mixture
-        mixture = merged_mixture(mixture, kept, batch_mixture, len(batch))
-        last = first
+        source, n = self._labels.chain.prior, len(batch)
+        found, labels, settled, fresh = self._first_pass(batch, self._labels, trusted)
+        kept, batch_mixture = 0.0 if fresh else self._kept(n), labels.mixture
+        mixture = merged_mixture(self._mixture, kept, batch_mixture, n)
         if not settled:
-            last = self._aligned(batch, Pass(mixture=as_reference(mixture, source), fresh=fresh))
-        if labels.kind == "doubted":
-            last = first
-        features, logits = last
-        p = host_probabilities(logits)
-        answers, labels = labels.answer(p)
+            whole = self._aligned(batch, Pass(mixture=as_reference(mixture, source), fresh=fresh))
+            found = found if labels.kind == "doubted" else whole
+        features, logits = found
+        answers, labels = labels.answer(host_probabilities(logits))
         scores = logits
         if answers is not None:
             scores = like(np.log(answers.clip(min=MIN_PROBABILITY)), logits, logits.dtype)
         known = batch_mixture if labels.kind in ("runs", "prior") else None
         return _Proposal(features, logits, scores, labels, mixture, known, settled, fresh)
+
+    def _first_pass(
+        self, batch: Array, labels: StreamLabels, trusted: bool
+    ) -> tuple[tuple[Array, Array], StreamLabels, bool, bool]:
+        """Find the classes of a batch, given the labels of the stream so far.
+
+        Returns features and logits, the labels after the batch, whether the past was enough to
+        align all layers, and whether the batch shows that the past is out of date.
+        """
+        assert self._mixture is not None
+        settled = trusted and self._is_settled(labels, len(batch))
+        wanted = as_reference(self._mixture, labels.chain.prior)
+        # Streams that rest are compared rarely, so saving memory matters more than speed.
+        rare = self._schedule.every > 1 and self._can_rest(len(batch))
+        by_past = Pass(full=wanted is None, mixture=wanted, past_only=True, in_parts=rare)
+        shallow = Pass(self._shallow)  # the mixture of the batch is not known yet
+        alone = replace(shallow, fresh=True)
+        found, seen = self._seen(batch, by_past if settled else shallow, labels)
+        fresh = self._alignment.target.change() > CHANGED
+        if fresh:
+            settled = False
+            found, seen = self._seen(batch, alone, labels)
+        elif settled and seen.kind != labels.kind:
+            settled = False  # shallow layers must confirm the new kind
+            found, seen = self._seen(batch, shallow, labels)
+        if not fresh and self._must_confirm(labels.kind, seen.kind, len(batch)):
+            # If the batch alone does not confirm it, the past and its labels are out of date.
+            assert self._start is not None
+            by_itself = self._seen(batch, alone, self._start)
+            if by_itself[1].kind not in ("runs", seen.kind):
+                fresh, (found, seen) = True, by_itself
+        if labels.kind == "doubted" and seen.kind in ("runs", "prior"):
+            fresh = True  # the past was aligned with the wrong mixture, the source's
+        return found, seen, settled, fresh
 
     def _must_confirm(self, before: Kind, now: Kind, samples: int) -> bool:
         """Whether the batch alone, without the past, must confirm that it is not shuffled.
@@ -440,9 +445,13 @@ class LayerTransport:
         found = self._aligned(batch, how)
         return found, labels.observe(host_probabilities(found[1]))
 
-    def _is_settled(self, labels: StreamLabels, kept: float, samples: int) -> bool:
+    def _kept(self, samples: int) -> float:
+        """Number of past samples that fit into the memory beside a batch."""
+        return min(self._alignment.target.samples, max(0.0, self.settings.memory - samples))
+
+    def _is_settled(self, labels: StreamLabels, samples: int) -> bool:
         """Whether the statistics of the past, without the batch, are enough to align it."""
-        if labels.kind == "doubted" or kept < max(ENOUGH_PAST, 2 * samples):
+        if labels.kind == "doubted" or self._kept(samples) < max(ENOUGH_PAST, 2 * samples):
             return False
         # Shuffled samples can look like runs by chance, and a single pass would perpetuate that.
         return labels.kind != "runs" or self._alignment.target.is_full(samples)
