@@ -438,7 +438,7 @@ def test_covariances_are_measured_in_passes_that_are_remembered(depth, monkeypat
     monkeypatch.setattr(alignment, "measure_full", lambda *of: measured.append(of) or measure(*of))
     aligned(stream(1)[0], Pass(depth))
     assert len(measured) == (aligned.full_maps if depth is None else 0)
-    aligned.accept()
+    aligned.commit()
     kept = [moments for moments in aligned.target.past.values() if moments.covariance is not None]
     assert len(kept) == len(measured)
 
@@ -454,7 +454,7 @@ def test_a_shallow_pass_aligns_the_first_sites_in_their_order(depth):
     assert [str(site) for site in transport.sites] == ["1:in", "4:in", "8:in", "12:in"]
     aligned = transport._alignment
     aligned(images, Pass(depth))
-    aligned.accept()
+    aligned.commit()
     assert list(aligned.target.past) == transport.sites[:depth]
     assert {str(site) for site in aligned.target.recent} == {"1:in"}  # the first quarter
 

@@ -336,7 +336,7 @@ def alignment(name):
     found = fitted._layers._alignment
     for part in (1.5 * source + 0.5).split(64):
         found(part)
-        found.accept()
+        found.commit()
     return found
 
 

@@ -140,7 +140,7 @@ def test_an_affine_shift_is_undone_under_any_mixture(kind, seed, repeats, memory
         mixture = merged_mixture(mixture, kept, np.array(times) / sum(times), len(batch))
         shifted = (scale * batch + shift).astype(np.float32)
         found = alignment(shifted, Pass(mixture=mixture)).logits
-        alignment.accept()
+        alignment.commit()
         expected = recalled(kind)(batch).logits
         torch.testing.assert_close(found, expected, rtol=2e-3, atol=2e-3)
 
@@ -278,7 +278,7 @@ def test_change_tells_another_shift_from_other_classes(order):
     for batch in np.split(x, 10):
         alignment(batch)
         assert alignment.target.change() < CHANGED
-        alignment.accept()
+        alignment.commit()
     alignment(make_images(y[:64], 9, shift=1.0))
     assert alignment.target.change() > CHANGED
 

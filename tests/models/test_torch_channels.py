@@ -22,10 +22,10 @@ from caster.models.torch_channels import (
     blended,
     channels_second,
     map_channels,
+    mapped_diagonal,
     measure,
     measure_full,
     merged,
-    moved,
     sample_moments,
     supports_full_map,
 )
@@ -109,14 +109,14 @@ def test_diagonal_map_agrees_with_core(layout):
     target = measure(x, axis, 9)
     scale, shift = to_source(target, source, eps=0.01)
     expected = x.movedim(axis, -1) * scale + shift
-    found = moved(x, target, source, 0.01, axis)
+    found = mapped_diagonal(x, target, source, 0.01, axis)
     torch.testing.assert_close(found.movedim(axis, -1), expected, rtol=1e-11, atol=1e-11)
 
 
 def test_the_diagonal_map_keeps_half_precision():
     x = make_images(9, dtype=torch.bfloat16)
     source = ChannelMoments(9.0, torch.zeros(3), torch.ones(3))
-    mapped = moved(x, measure(x, 1, 9), source, 1e-5, 1)
+    mapped = mapped_diagonal(x, measure(x, 1, 9), source, 1e-5, 1)
     assert mapped.dtype == torch.bfloat16
     found = ChannelMoments.of(mapped.double(), 1)
     np.testing.assert_allclose(found.mean, 0, atol=0.01)

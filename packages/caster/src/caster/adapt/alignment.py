@@ -52,11 +52,11 @@ from caster.models.torch_channels import (
     as_tensors,
     blended,
     class_tensors,
+    mapped_diagonal,
     mapped_full,
     measure,
     measure_full,
     merged,
-    moved,
     on_device,
     on_grid,
 )
@@ -92,7 +92,7 @@ class Alignment:
         layers: Mapping[Site, ChannelMoments] | None,  # as tensors; None: those in BatchNorms
         prior: float,
         memory: int,
-        ends: Range | None = None,  # range of input values, to detect implausible samples
+        value_range: Range | None = None,  # of images, to detect implausible samples
     ) -> None:
         self.model = model
         self.sites = list(sites)
@@ -102,7 +102,7 @@ class Alignment:
         self._samples = 0  # in the current batch, or part of one
         self._plausible: Tensor | None = None  # (n,), mask of its samples
         self._measured: dict[Site, ChannelMoments] = {}  # moments of its parts so far
-        self._ends = ends
+        self._value_range = value_range
         self._layers = layers
         # Class moments on the device of the values; empty until a mixture needs them.
         self._classes: dict[Site, ClassChannelMoments] = {}
@@ -132,7 +132,7 @@ class Alignment:
         model: TorchModel,
         layers: Mapping[Site, ChannelMoments] | None,
         settings: LayerSettings,
-        ends: Range | None,
+        value_range: Range | None,
     ) -> Self:
         """Align a model with the layers of a state or, without any, of its BatchNorms."""
         parts = {plain_name(name) for name, _ in model.module.named_modules()}
@@ -149,14 +149,14 @@ class Alignment:
                 site: on_device(moments, model.device)
                 for site, moments in source_moments(kept, settings).items()
             }
-        return cls(model, sites, known, settings.prior, settings.memory, ends)
+        return cls(model, sites, known, settings.prior, settings.memory, value_range)
 
     @property
     def _sites(self) -> list[AlignedSite]:
         return [*self._mapped, *self._batchnorms]
 
     def __call__(self, batch: Any, how: Pass = WHOLE) -> Outputs:
-        """Compute features and logits with aligned layers; `accept` adds the batch to the past."""
+        """Compute features and logits with aligned layers; `commit` adds the batch to the past."""
         placed = self.model.placed(batch)
         self._inspect(placed)
         if how.in_parts and self.model.has_hooks:  # users expect one call of their hooks per batch
@@ -181,7 +181,8 @@ class Alignment:
                 aligned.restore()
         kept = self._plausible
         if kept is not None and not bool(kept.all()):
-            kept = kept if self._ends is None else kept | within(self._ends, placed)
+            if self._value_range is not None:
+                kept = kept | within(self._value_range, placed)
             if not bool(kept.all()):
                 self.target.begin()
                 raise ImplausibleSamples(kept)
@@ -210,11 +211,11 @@ class Alignment:
 
     def _sharp_limits(self, batch: Tensor) -> dict[Site, Tensor]:
         """Limits from the range of input values; empty if that is unknown or fits no image."""
-        if self._ends is None:
+        if self._value_range is None:
             return {}
         sources = {s.site: s.source for s in self._sites if s.site not in self.unaligned}
         try:
-            images = torch.from_numpy(extremes(self._ends, tuple(batch.shape[1:]))).to(batch)
+            images = torch.from_numpy(extremes(self._value_range, tuple(batch.shape[1:]))).to(batch)
             return self._unhooked(
                 lambda hooks: first_limits(self.model.twin(hooks), sources, images)
             )
@@ -380,9 +381,9 @@ class Alignment:
             self._classes[site] = found = class_tensors(classes, values.device)
         return found
 
-    def accept(self) -> None:
+    def commit(self) -> None:
         """Add the last batch to the past."""
-        self.target.accept(self._pass.fresh)
+        self.target.commit(self._pass.fresh)
 
     def fold(self, batch: Any, how: Pass, batches: int) -> bool:
         """Freeze the maps of a `past_only` pass and fold them in, for about this many batches.
@@ -440,7 +441,9 @@ class Alignment:
     def new_stream(self) -> Self:
         """Copy without the past, on a twin of its own; weights and source moments are shared."""
         memory = self.target.memory
-        other = type(self)(self.model, self.sites, self._layers, self.prior, memory, self._ends)
+        other = type(self)(
+            self.model, self.sites, self._layers, self.prior, memory, self._value_range
+        )
         other._called_twice, other._limits = self._called_twice, self._limits
         other._classes = self._classes
         return other
@@ -531,7 +534,7 @@ class AlignedSite:
         self, layer: nn.Module, values: Tensor, target: ChannelMoments, reference: ChannelMoments
     ) -> Tensor | None:
         """Map values to the reference; None if the layer aligns them itself."""
-        return moved(values, target, reference, self.eps.to(target.mean), self.site.axis)
+        return mapped_diagonal(values, target, reference, self.eps.to(target.mean), self.site.axis)
 
 
 class FullMapSite(AlignedSite):

@@ -121,8 +121,8 @@ def fitted_adapter(
     warn_of_poor_head(clf.source_check_)
     if layers is None or head is None:
         return Adapter(model, bound_state(clf, model, head))
-    ends = input_range if model.preprocessing is None else None
-    return Adapter(model, bound_state(clf, model, head, layers, ends))
+    stored = input_range if model.preprocessing is None else None
+    return Adapter(model, bound_state(clf, model, head, layers, stored))
 
 
 def fit_file(

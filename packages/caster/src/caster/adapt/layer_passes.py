@@ -122,9 +122,9 @@ class AlignedNetwork(Protocol):
     target: TargetMoments
 
     def __call__(self, batch: Any, how: Pass = WHOLE) -> Outputs:
-        """Compute features and logits with aligned layers; `accept` adds the batch to the past."""
+        """Compute features and logits with aligned layers; `commit` adds the batch to the past."""
 
-    def accept(self) -> None:
+    def commit(self) -> None:
         """Add the last batch to the past."""
 
     def fold(self, batch: Any, how: Pass, batches: int) -> bool:
@@ -162,14 +162,14 @@ class AlignedNetwork(Protocol):
 
 
 class TargetMoments:
-    """Running moments of a stream at every site, and those of a batch that is not accepted yet.
+    """Running moments of a stream at every site, and those of a batch that is not committed yet.
 
     >>> site = Site("norm", "in", -1)
     >>> target = TargetMoments(memory=8, sites=[site])
     >>> batch = ChannelMoments(4.0, np.array([1.0]), np.array([2.0]))
     >>> [target.add(site, batch, fresh=False).count, target.samples]
     [4.0, 0.0]
-    >>> target.accept(fresh=False)
+    >>> target.commit(fresh=False)
     >>> target.samples
     4.0
     """
@@ -192,7 +192,7 @@ class TargetMoments:
         self.begin()
 
     def begin(self) -> None:
-        """Discard a batch that was not accepted."""
+        """Discard a batch that was not committed."""
         self.pending: Moments = {}  # `past` merged with the batch
         self.newest: Moments = {}  # `recent` merged with the batch
 
@@ -206,7 +206,7 @@ class TargetMoments:
         return 0 < self.memory <= self.samples + samples
 
     def add(self, site: Site, batch: ChannelMoments, fresh: bool) -> ChannelMoments:
-        """Merge a batch with the past at a site, pending `accept`, and return the result.
+        """Merge a batch with the past at a site, pending `commit`, and return the result.
 
         With `fresh`, ignore the past.
         """
@@ -241,7 +241,7 @@ class TargetMoments:
         xp = array_namespace(found[0])
         return float(xp.mean(xp.stack([xp.mean(each) for each in found])))
 
-    def accept(self, fresh: bool) -> None:
+    def commit(self, fresh: bool) -> None:
         """Add the last batch to the past or, with `fresh`, replace the past by it."""
         if fresh:
             self.past, self.recent = {}, {}

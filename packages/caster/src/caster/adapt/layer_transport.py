@@ -154,8 +154,10 @@ class LayerTransport:
         self.model = model
         self.settings = settings or LayerSettings()
         self.columns = columns
-        ends = input_range if model.preprocessing is None else model.preprocessing.value_range
-        self._alignment = aligned_network(model, layers, self.settings, ends)
+        value_range = (
+            input_range if model.preprocessing is None else model.preprocessing.value_range
+        )
+        self._alignment = aligned_network(model, layers, self.settings, value_range)
         self._start = first_labels((layers or {}).values()) if self.settings.mixture else None
         self._shallow = math.ceil(FIRST_PASS * len(self.sites))
         self._begin_stream()
@@ -349,13 +351,13 @@ class LayerTransport:
                 answer = LayerAnswer(logits, verdict, None, logits, frozen_features=frozen.features)
             if not self._certificate.has_dropped(answer.scores, self._schedule.accepted):
                 if proposal is not None:
-                    self._accept(proposal)
+                    self._commit(proposal)
                 self._schedule.skipped(len(batch))
                 return answer
         frozen = frozen or self.model(batch)
         proposal = proposal or self._adapted(batch, self._schedule.accepted)
         logits = self._frozen_logits(frozen, proposal)
-        self._accept(proposal)  # only now: a batch that fails before leaves the stream unchanged
+        self._commit(proposal)  # only now: a batch that fails before leaves the stream unchanged
         answer = replace(self._compared(proposal, logits), frozen_features=frozen.features)
         if self._schedule.compared(len(batch), answer.verdict.accepted, changed) and not rests:
             self._certificate.settle()
@@ -475,11 +477,11 @@ class LayerTransport:
             )
         return logits
 
-    def _accept(self, proposal: _Proposal) -> None:
+    def _commit(self, proposal: _Proposal) -> None:
         """Add a batch to the stream's memory."""
         if proposal.fresh:
             self._monitor.reset()
-        self._alignment.accept()
+        self._alignment.commit()
         if proposal.settled and self._labels is not None and self._labels.kind in SHUFFLED:
             self._monitor.learn(proposal.features, proposal.scores)
         self._labels, self._mixture = proposal.labels, proposal.mixture
@@ -523,7 +525,7 @@ class LayerTransport:
 
         def always(batch: Array, frozen: Outputs | None) -> LayerAnswer:
             proposal = self._adapted(batch, trusted=True)
-            self._accept(proposal)
+            self._commit(proposal)
             return self._ungated(proposal)
 
         with self._guard:
@@ -628,16 +630,16 @@ def aligned_network(
     model: Any,
     layers: Mapping[Site, ChannelMoments] | None,
     settings: LayerSettings,
-    ends: Range | None,
+    value_range: Range | None,
 ) -> AlignedNetwork:
     """Build the network with aligned layers in the model's runtime, torch or ONNX."""
     if hasattr(model, "twin"):
         from caster.adapt.alignment import Alignment
 
-        return Alignment.of(model, layers, settings, ends)
+        return Alignment.of(model, layers, settings, value_range)
     from caster.adapt.onnx_alignment import OnnxAlignment
 
-    return OnnxAlignment.of(model, layers, settings, ends)
+    return OnnxAlignment.of(model, layers, settings, value_range)
 
 
 def first_labels(layers: Iterable[ChannelMoments]) -> StreamLabels:

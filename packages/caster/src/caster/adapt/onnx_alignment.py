@@ -64,14 +64,14 @@ class OnnxAlignment:
         source: Moments,
         prior: float,
         memory: int,
-        ends: Range | None,  # range of input values, to detect implausible samples
+        value_range: Range | None,  # of images, to detect implausible samples
     ) -> None:
         self.model = model
         self.prior = prior
         self.sites = [found.site for found in sites]
         self._onnx_sites = sites
         self._source = source
-        self._ends = ends
+        self._value_range = value_range
         self.target = TargetMoments(memory, self.sites)
         self._pass = WHOLE
         self._full = {f.site: f for f in sites if source[f.site].covariance is not None}
@@ -95,7 +95,7 @@ class OnnxAlignment:
         model: OnnxModel,
         layers: Mapping[Site, ChannelMoments] | None,
         settings: LayerSettings,
-        ends: Range | None,
+        value_range: Range | None,
     ) -> Self:
         """Align a model with the layers of a state."""
         if not layers:
@@ -115,10 +115,12 @@ class OnnxAlignment:
         sites = chosen_sites(list(layers), settings)
         kept = {site: layers[site] for site in sites}
         source = source_moments(kept, settings)
-        return cls(model, [found[s] for s in sites], source, settings.prior, settings.memory, ends)
+        return cls(
+            model, [found[s] for s in sites], source, settings.prior, settings.memory, value_range
+        )
 
     def __call__(self, batch: Any, how: Pass = WHOLE) -> Outputs:
-        """Compute features and logits with aligned layers; `accept` adds the batch to the past."""
+        """Compute features and logits with aligned layers; `commit` adds the batch to the past."""
         placed = self.model.placed(batch)
         self._check_plausible(placed)
         self._pass = how
@@ -131,7 +133,9 @@ class OnnxAlignment:
 
     def _check_plausible(self, batch: NDArray[Any]) -> None:
         """Raise for samples outside the range of images that are implausible at the first site."""
-        kept = np.zeros(len(batch), bool) if self._ends is None else within(self._ends, batch)
+        kept = np.zeros(len(batch), bool)
+        if self._value_range is not None:
+            kept = within(self._value_range, batch)
         if kept.all():
             return
         limits = self._limits.get(batch.shape[1:])
@@ -144,10 +148,10 @@ class OnnxAlignment:
     def _first_limits(self, batch: NDArray[Any]) -> NDArray[Any]:  # (c,)
         """Limits at the first site, from the range of input values if it is known."""
         source = self._source[self.sites[0]]
-        if self._ends is None:
+        if self._value_range is None:
             return np.asarray(broad_limits(source))
         layout = getattr(self.model.preprocessing, "layout", "NCHW")
-        images = extremes(self._ends, batch.shape[1:], 2 if layout == "NHWC" else 0)
+        images = extremes(self._value_range, batch.shape[1:], 2 if layout == "NHWC" else 0)
         return np.asarray(sharp_limits(self._energies(images.astype(batch.dtype)), source))
 
     def _energies(self, batch: NDArray[Any]) -> NDArray[Any]:  # (n, c)
@@ -215,9 +219,9 @@ class OnnxAlignment:
                     return A, b
         return to_source(target, reference, self._eps[site])
 
-    def accept(self) -> None:
+    def commit(self) -> None:
         """Add the last batch to the past."""
-        self.target.accept(self._pass.fresh)
+        self.target.commit(self._pass.fresh)
 
     def fold(self, batch: Any, how: Pass, batches: int) -> bool:
         """Freeze the maps of a `past_only` pass and fold them into a graph of their own."""

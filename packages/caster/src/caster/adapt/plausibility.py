@@ -50,20 +50,20 @@ def sharp_limits(energies: Array, source: ChannelMoments) -> Array:  # (n, c) ->
     return MARGIN * xp.maximum(xp.max(energies, axis=0), variance)
 
 
-def within(ends: Range, batch: Array) -> Array:  # (n, ...) -> (n,)
+def within(value_range: Range, batch: Array) -> Array:  # (n, ...) -> (n,)
     """Whether all values of a sample are in the range of images.
 
     >>> within((0.0, 1.0), np.array([[0.0, 1.0], [0.5, 2.0]]))
     array([ True, False])
     """
     xp = array_namespace(batch)
-    low, high = (like(np.asarray(end, np.float32), batch) for end in ends)
+    low, high = (like(np.asarray(end, np.float32), batch) for end in value_range)
     slack = SLACK * (high - low)
     inside = (batch >= low - slack) & (batch <= high + slack)
     return xp.all(xp.reshape(inside, (batch.shape[0], -1)), axis=1)
 
 
-def extremes(ends: Range, shape: tuple[int, ...], channels: int = 0) -> NDArray[np.float32]:
+def extremes(value_range: Range, shape: tuple[int, ...], channels: int = 0) -> NDArray[np.float32]:
     """Generate extreme images of a shape: constant ones, random blocks, random pixels.
 
     `channels` is the channel axis of images with three axes.
@@ -89,5 +89,5 @@ def extremes(ends: Range, shape: tuple[int, ...], channels: int = 0) -> NDArray[
             rows, columns = (np.arange(side) * blocks // side for side in sides)
             made.append(drawn(count, blocks, blocks)[:, :, rows[:, None], columns])
         parts += [np.moveaxis(part, 1, channels + 1) for part in made]
-    low, high = (np.asarray(end, np.float32) for end in ends)
+    low, high = (np.asarray(end, np.float32) for end in value_range)
     return np.asarray(low + (high - low) * np.concatenate(parts))

@@ -40,20 +40,20 @@ class FirstPassSums:
     scatter: ClassScatter | None = None  # None: no image can be read
     columns: int | None = None  # of the logits
     layers: Layers | None = None
-    ends: tuple[float, float] | None = None  # range of the inputs, if layers are measured
+    input_range: tuple[float, float] | None = None  # if layers are measured
     unreadable: list[str] = field(default_factory=list)
 
     def __add__(self, later: FirstPassSums) -> FirstPassSums:
         if self.scatter is None or later.scatter is None:
             found = later if self.scatter is None else self
             return replace(found, unreadable=self.unreadable + later.unreadable)
-        layers, ends = self.layers, self.ends
+        layers, ours, theirs = self.layers, self.input_range, later.input_range
         if layers is not None and later.layers is not None:
             layers = {site: sums + later.layers[site] for site, sums in layers.items()}
-        if ends is not None and later.ends is not None:
-            ends = min(ends[0], later.ends[0]), max(ends[1], later.ends[1])
+        if ours is not None and theirs is not None:
+            ours = min(ours[0], theirs[0]), max(ours[1], theirs[1])
         unreadable = self.unreadable + later.unreadable
-        return FirstPassSums(self.scatter + later.scatter, self.columns, layers, ends, unreadable)
+        return FirstPassSums(self.scatter + later.scatter, self.columns, layers, ours, unreadable)
 
 
 class Block(Protocol):
@@ -168,7 +168,7 @@ class DatasetBlock:
             yield (to_numpy(outputs.features), labels[some], *more)
         if statistics is not None:
             found.layers = {site: sums.map(to_numpy) for site, sums in statistics.sums.items()}
-            found.ends = statistics.input_range
+            found.input_range = statistics.input_range
 
 
 def block_rows(total: int) -> int:

@@ -329,7 +329,7 @@ def fit_dataset(
     finally:
         options.preserve_order = was
     moments = None if first.layers is None else rounded(first.layers, counts=clf.moments_.counts)
-    return fitted_adapter(model, clf, head, moments, first.ends)
+    return fitted_adapter(model, clf, head, moments, first.input_range)
 
 
 # --- predict -------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ class PlausibilityGraph:
     first_layers: ModelProto  # images -> activations at the first site
     site: OnnxSite
     source: ChannelMoments  # at that site
-    ends: Range | None  # value range of the input
+    value_range: Range | None  # of images
     limits: NDArray[np.float32]  # (c,), of the energies
 
     @classmethod
@@ -44,23 +44,23 @@ class PlausibilityGraph:
         twin: ModelProto,
         site: OnnxSite,
         source: ChannelMoments,
-        ends: Range | None,
+        value_range: Range | None,
         shape: Sequence[int | None],  # of an image
         channels: int,  # the axis of its channels
     ) -> PlausibilityGraph:
         """Measure the limits on extreme images if the range and shape of images are known."""
         layers = first_layers(twin, site.site.module)
-        found = cls(layers, site, source, ends, np.asarray(broad_limits(source), np.float32))
-        if ends is None or None in shape:
+        found = cls(layers, site, source, value_range, np.asarray(broad_limits(source), np.float32))
+        if value_range is None or None in shape:
             return found
         sizes = tuple(size for size in shape if size is not None)
-        energies = found._measured(extremes(ends, sizes, channels))
+        energies = found._measured(extremes(value_range, sizes, channels))
         limits = np.asarray(sharp_limits(energies, source), np.float32)
-        return cls(layers, site, source, ends, limits)
+        return cls(layers, site, source, value_range, limits)
 
     def __call__(self, images: GraphArray) -> GraphArray:  # (n, ...) -> (n,)
         """Whether each sample is in the range of images or within the limits at the first site."""
-        if self.ends is None:
+        if self.value_range is None:
             return self._is_within_limits(images)
         inside = self._is_in_range(images)
         return xp.choose_one(
@@ -68,7 +68,7 @@ class PlausibilityGraph:
         )
 
     def _is_in_range(self, images: GraphArray) -> GraphArray:  # (n,)
-        low, high = (np.asarray(end, np.float32) for end in self.ends or ())
+        low, high = (np.asarray(end, np.float32) for end in self.value_range or ())
         slack = SLACK * (high - low)
         x = images.astype(np.float32)
         inside = (x >= xp.constant(low - slack)) & (x <= xp.constant(high + slack))

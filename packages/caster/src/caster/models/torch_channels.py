@@ -193,7 +193,7 @@ def _interpolated(one: ChannelMoments, other: ChannelMoments, share: float) -> t
 # --- maps ----------------------------------------------------------------------------------------
 
 
-def moved(
+def mapped_diagonal(
     values: Tensor, target: ChannelMoments, source: ChannelMoments, eps: float | Tensor, axis: int
 ) -> Tensor:
     """Map each channel from the target's to the source's moments, as `to_source` does.
@@ -203,7 +203,7 @@ def moved(
 
     >>> source = ChannelMoments(9.0, torch.tensor([1.0]), torch.tensor([4.0]))
     >>> target = ChannelMoments(9.0, torch.tensor([5.0]), torch.tensor([1.0]))
-    >>> moved(torch.tensor([[5.0], [6.0]]), target, source, 0.0, axis=1)
+    >>> mapped_diagonal(torch.tensor([[5.0], [6.0]]), target, source, 0.0, axis=1)
     tensor([[1.],
             [3.]])
     """
