@@ -370,7 +370,8 @@ class Adapter:
     def resume(self, state: StreamState | str | os.PathLike[str]) -> Stream:
         """Continue a stream from its `state()`, or from a file of `Stream.save`."""
         if isinstance(state, str | os.PathLike):
-            state = _load_stream(state)
+            kind, maker = "a saved stream", "Stream.save"
+            state, _ = signed_tensors.read_format(state, kind, maker, STREAM_FORMAT)
         stream = Stream(self)
         stream._restore(state)
         return stream
@@ -604,19 +605,3 @@ def _choose_mechanism(
     if mechanism == "layers" and problem is not None:
         raise CasterError(problem)
     return mechanism
-
-
-def _load_stream(path: str | os.PathLike[str]) -> StreamState:
-    """Read a file written by `Stream.save`."""
-
-    def check(metadata: dict[str, str]) -> None:
-        found = metadata.get("format", "")
-        if found.split()[:1] == STREAM_FORMAT.split()[:1] and found != STREAM_FORMAT:
-            raise CasterError(
-                f"{path} was saved by another version of caster: start a new stream, or use that "
-                "version"
-            )
-        if found != STREAM_FORMAT:
-            raise CasterError(f"{path} is a safetensors file, but not a saved stream")
-
-    return signed_tensors.read(path, "a saved stream", "Stream.save", check)[0]

@@ -83,6 +83,27 @@ def write(arrays: Arrays, metadata: Texts, path: AnyPath, key: Key | None = None
         file.write(memoryview(content)[8 + _header_bytes(content) :])
 
 
+def read_format(
+    path: AnyPath,
+    kind: str,  # "a saved stream"
+    maker: str,  # the command that writes one
+    name: str,  # of the format, with its version
+) -> tuple[Arrays, Texts]:
+    """Read arrays and metadata; reject a file of another format or version."""
+
+    def check(metadata: Texts) -> None:
+        found = metadata.get("format", "")
+        if found != name and found.split()[:1] == name.split()[:1]:
+            raise CasterError(
+                f"{path} was saved by another version of caster: start a new stream, or use that "
+                "version"
+            )
+        if found != name:
+            raise CasterError(f"{path} is a safetensors file, but not {kind}")
+
+    return read(path, kind, maker, check)
+
+
 def read(
     path: AnyPath,
     kind: str,  # "a caster state file"

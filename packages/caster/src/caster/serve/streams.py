@@ -235,12 +235,11 @@ class StreamStore:
         return served
 
     def _from_snapshot(self, stream_id: str, path: Path) -> ServedStream:
-        def check(metadata: dict[str, str]) -> None:
-            if metadata.get("format") != FORMAT or metadata.get("stream") != stream_id:
-                raise CasterError(f"{path} is not a snapshot of stream {stream_id}")
-
         try:
-            arrays, metadata = signed_tensors.read(path, "a snapshot", "caster serve", check)
+            kind, maker = "a snapshot", "caster serve"
+            arrays, metadata = signed_tensors.read_format(path, kind, maker, FORMAT)
+            if metadata.get("stream") != stream_id:
+                raise CasterError(f"{path} is not a snapshot of stream {stream_id}")
             state = {n.removeprefix(STATE): a for n, a in arrays.items() if n.startswith(STATE)}
             stream = self.adapter.resume(state)
         except CasterError as error:

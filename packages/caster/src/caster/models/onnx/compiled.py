@@ -186,7 +186,8 @@ class CompiledModel:
     def resume(self, state: StreamState | str | os.PathLike[str]) -> CompiledStream:
         """Continue a stream from its `state()`, or from the file it was saved to."""
         if isinstance(state, str | os.PathLike):
-            state = _load_stream(state)
+            kind, maker = "a saved compiled stream", "CompiledStream.save"
+            state, _ = signed_tensors.read_format(state, kind, maker, STREAM_FORMAT)
         stream = CompiledStream(self)
         stream._restore(state)
         return stream
@@ -273,13 +274,3 @@ class CompiledStream:
         except (KeyError, TypeError, ValueError):
             raise CasterError("this is not the state of a compiled stream") from None
         self.samples, self._state = samples, known
-
-
-def _load_stream(path: AnyPath) -> StreamState:
-    """Read a file that `CompiledStream.save` wrote."""
-
-    def check(metadata: dict[str, str]) -> None:
-        if metadata.get("format") != STREAM_FORMAT:
-            raise CasterError(f"{path} is a safetensors file, but not a saved compiled stream")
-
-    return signed_tensors.read(path, "a saved stream", "CompiledStream.save", check)[0]
