@@ -8,11 +8,11 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -354,14 +354,25 @@ class _Options:
 
 
 class _Job:
-    """A run in progress: its stream, its table and its position."""
+    """A run in progress: its stream, its table and its position, with snapshots if it has a file.
 
-    def __init__(self, stream: Stream, table: Table, summary: Summary, seen: int) -> None:
+    A snapshot is possible between batches only, when stream, table and summary agree.
+    """
+
+    def __init__(
+        self,
+        stream: Stream,
+        table: Table,
+        summary: Summary,
+        seen: int = 0,
+        text: TextIO | None = None,  # with the rows of the table
+        snapshot: Path = Path(),
+        identity: str = "",
+    ) -> None:
         self.stream, self.table, self.summary, self.seen = stream, table, summary, seen
         self.saved = seen  # images in the last snapshot
-        self.flush: Callable[[], None] = lambda: None
-        self.snapshot: Callable[[], None] = lambda: None
-        self.between_batches = True  # stream, table and summary agree, so a snapshot is possible
+        self.between_batches = True
+        self._text, self._snapshot, self._identity = text, snapshot, identity
         self._saved_at = time.monotonic()
 
     @contextmanager
@@ -369,7 +380,8 @@ class _Job:
         """Answer one batch, then flush its rows and take a snapshot every few seconds."""
         self.between_batches = False
         yield
-        self.flush()
+        if self._text is not None:
+            self._text.flush()
         self.seen += images
         self.between_batches = True
         if time.monotonic() - self._saved_at > SNAPSHOT_EVERY:
@@ -377,8 +389,17 @@ class _Job:
 
     def save(self) -> None:
         """Take a snapshot; a failure is only a warning, because the run itself can continue."""
+        if self._text is None:
+            return
         try:
-            self.snapshot()
+            header = {
+                "format": FORMAT,
+                "identity": self._identity,
+                "seen": str(self.seen),
+                "bytes": str(os.fstat(self._text.fileno()).st_size),
+                "summary": json.dumps(_plain(self.summary)),
+            }
+            signed_tensors.write(self.stream.state(), header, self._snapshot)
             self.saved = self.seen
         except (CasterError, OSError) as error:
             log.warning("no snapshot was written: %s", error)
@@ -403,7 +424,7 @@ def _resumable(
     if output.suffix != ".csv":  # Parquet cannot be appended to
         with open_table(output, safe) as table:
             try:
-                yield _Job(adapter.new_stream(), table, summary, 0)
+                yield _Job(adapter.new_stream(), table, summary)
             except KeyboardInterrupt:
                 raise KeyboardInterrupt(
                     "nothing was written: only .csv output can be continued"
@@ -424,19 +445,8 @@ def _resumable(
         with partial.open("ab") as raw:
             raw.truncate(size)
         with partial.open("a", newline="", encoding="utf-8") as text:
-            job = _Job(stream, CsvTable(text, safe, started=size > 0), summary, seen)
-
-            def take_snapshot() -> None:
-                header = {
-                    "format": FORMAT,
-                    "identity": identity,
-                    "seen": str(job.seen),
-                    "bytes": str(os.fstat(text.fileno()).st_size),
-                    "summary": json.dumps(_plain(summary)),
-                }
-                signed_tensors.write(job.stream.state(), header, snapshot)
-
-            job.flush, job.snapshot = text.flush, take_snapshot
+            table = CsvTable(text, safe, started=size > 0)
+            job = _Job(stream, table, summary, seen, text, snapshot, identity)
             try:
                 yield job
             except BaseException as error:
@@ -479,15 +489,11 @@ def _interrupted(
     None if there is none or it is damaged; an error for an intact one of another command, which may
     have taken hours.
     """
-
-    def check(metadata: Mapping[str, str]) -> None:
-        if metadata.get("format") != FORMAT:
-            raise CasterError("another version wrote it")
-
     if adapter.model.sha256 is None or not (snapshot.is_file() and partial.is_file()):
         return None
     try:
-        arrays, metadata = signed_tensors.read(snapshot, "a snapshot", "caster predict", check)
+        kind, maker = "a snapshot", "caster predict"
+        arrays, metadata = signed_tensors.read_format(snapshot, kind, maker, FORMAT)
         size = int(metadata["bytes"])
         if partial.stat().st_size < size:
             return None
