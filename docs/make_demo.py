@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.support.browser import browsing
 
 from caster.io.files import replacing
-from caster.report import demo_page, digits_demo
+from caster.report import digits_demo
 
 HERE = Path(__file__).parent
 
@@ -19,7 +19,7 @@ def main() -> None:
     results = digits_demo.run()
     with tempfile.TemporaryDirectory() as folder, browsing() as browser:
         page = Path(folder, "page.html")
-        demo_page.write(results, page)
+        digits_demo.write_page(results, page)
         browser.resize(1100, 900, scale=1.5)
         browser.open(page.as_uri())
         end = browser.evaluate("document.querySelectorAll('h2')[2].offsetTop")

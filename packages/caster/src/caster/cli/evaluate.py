@@ -108,7 +108,6 @@ def evaluate(
             )
         else:
             from caster.io.feature_cache import default_store
-            from caster.state import digest
 
             # A page shows the ratio of every batch.
             adapter = load_adapter(model, state, key, how, every=1)
@@ -120,7 +119,6 @@ def evaluate(
                 batch_size=batch_size,
                 seed=order,
                 skip_unreadable=skip_unreadable,
-                digests={"state": digest(adapter.state)},
                 limit=limit,
                 known_classes_only=known_classes_only,
                 progress=progress,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -24,11 +23,6 @@ if TYPE_CHECKING:
 
 TERMS = replace(LAYER_TERMS, noun="adaptation")
 STYLES = {name: replace(LINE_STYLES[name], label=words) for name, words in ANSWERS.items()}
-
-
-def write(results: Results, path: str | os.PathLike[str]) -> None:
-    """Write the page atomically."""
-    html.write(render(results), path)
 
 
 def render(results: Results) -> str:

@@ -456,6 +456,6 @@ def check_can_run() -> None:
 def write_page(results: Results, path: str | os.PathLike[str]) -> None:
     """Write one self-contained HTML page: three streams, figures, verdicts, every stream."""
     check_can_draw()
-    from caster.report.demo_page import write  # `run` itself needs no matplotlib
+    from caster.report import demo_page, html  # `run` itself needs no matplotlib
 
-    write(results, path)
+    html.write(demo_page.render(results), path)

@@ -102,17 +102,16 @@ def evaluate_images(
     batch_size: int,
     seed: int | None,
     skip_unreadable: bool = False,
-    digests: Mapping[str, str] | None = None,
     limit: int | None = None,
     known_classes_only: bool = False,
     progress: Progress = silent,
 ) -> tuple[Evaluation, list[str]]:
     """Score labelled images; also return why images were skipped.
 
-    `digests` adds to those of the model, its preprocessing and the images. `limit` draws that many
-    images at random by the seed (0 for data in order). `known_classes_only` skips images of classes
-    that the state lacks, instead of raising an error, and logs how many. Features are cached in
-    `store`; aligned layers need the images themselves, and read each of them once.
+    `limit` draws that many images at random by the seed (0 for data in order). `known_classes_only`
+    skips images of classes that the state lacks, instead of raising an error, and logs how many.
+    Features are cached in `store`; aligned layers need the images themselves, and read each of them
+    once.
     """
     check_limit(limit)
     check_batch_size(batch_size)
@@ -122,7 +121,8 @@ def evaluate_images(
     clf, name = adapter.clf, images.name
     rows, left_out = _chosen(images.labels, clf, name, known_classes_only, limit, seed)
     images = some_images(images, rows)
-    known = {
+    digests = {
+        "state": states.digest(adapter.state),
         "model": adapter.model.sha256 or "",
         "preprocessing": preprocessing_sha256(adapter.model) or "",
         "images": images.sha256,
@@ -147,13 +147,7 @@ def evaluate_images(
             adapter, images, batch_size, seed, skip_unreadable, unreadable, progress
         )
     try:
-        found = evaluate(
-            clf,
-            chunks,
-            name=name,
-            digests={**(digests or {}), **known},
-            mechanism=_mechanism_of(adapter),
-        )
+        found = evaluate(clf, chunks, name=name, digests=digests, mechanism=_mechanism_of(adapter))
     except KeyboardInterrupt:
         raise KeyboardInterrupt("no output was written") from None
     found = replace(found, left_out=left_out, order=_order_in_words(seed))
@@ -474,6 +468,6 @@ def _by_class(
 def write_page(evaluation: Evaluation, path: str | os.PathLike[str]) -> None:
     """Write one self-contained HTML page: scores, figures, verdicts, and how to read them."""
     check_can_draw()
-    from caster.report.evaluation_page import write  # `evaluate` itself needs no matplotlib
+    from caster.report import evaluation_page, html  # `evaluate` itself needs no matplotlib
 
-    write(evaluation, path)
+    html.write(evaluation_page.render(evaluation), path)

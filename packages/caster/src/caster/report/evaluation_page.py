@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise, zip_longest
@@ -49,11 +48,6 @@ Edges = NDArray[np.intp]
 MIN_BATCHES_FOR_PRECISION = 20  # with fewer batches, bootstrap intervals over batches are rough
 MAX_LISTED = 10  # helped classes to list, and as many harmed ones
 MAX_POINTS = 100  # points along a stream; more batches are averaged in groups
-
-
-def write(found: Evaluation, path: str | os.PathLike[str]) -> None:
-    """Write the page atomically."""
-    html.write(render(found), path)
 
 
 def render(found: Evaluation) -> str:
