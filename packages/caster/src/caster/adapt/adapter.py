@@ -139,8 +139,7 @@ class Adapter:
     def _layer_transport(self, tau: float | None, every: int) -> LayerTransport:
         from caster.adapt.layer_transport import LayerTransport
 
-        classes = any(found.classes for found in (self.state.layers or {}).values())
-        settings = LayerSettings() if classes else PLAIN
+        settings = LayerSettings() if self.state.has_class_moments else PLAIN
         settings = replace(settings, tau=settings.tau if tau is None else tau, every=every)
         model: Any = self.model
         found = LayerTransport(

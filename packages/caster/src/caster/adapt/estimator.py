@@ -351,5 +351,8 @@ def load(
     """
     _check_kinds(path, model_sha256, preprocessing_sha256)
     state = states.load(path, key)
-    state.check_origin(model_sha256=model_sha256, preprocessing_sha256=preprocessing_sha256)
+    if model_sha256 is not None:
+        state.check_model(model_sha256)
+    if preprocessing_sha256 is not None:
+        state.check_preprocessing(preprocessing_sha256)
     return Caster.from_state(state)

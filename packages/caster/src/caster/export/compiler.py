@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, get_args
 
 from caster._version import __version__
 from caster.adapt.adapter import Mechanism
@@ -58,7 +58,7 @@ def compile_model(
     model.verify()
     _check_fitted(model, state)
     with prefix_errors(f"cannot compile {model.name}"):
-        settings = _settings(_resolved(mechanism, state), state, tau, every)
+        settings = _settings(mechanism, state, tau, every)
         graph, metadata = compiled(model, state, settings)
     with replacing(path) as temporary:
         temporary.write_bytes(graph.SerializeToString())
@@ -77,20 +77,14 @@ def _check_fitted(model: OnnxModel, state: State) -> None:
         )
 
 
-def _resolved(mechanism: Mechanism, state: State) -> Literal["layers", "features"]:
+def _settings(
+    mechanism: Mechanism, state: State, tau: float | None, every: int | None
+) -> LayerSettings | Settings:
+    """Choose the mechanism; return its constants, with the user's own."""
     if mechanism not in get_args(Mechanism):
         raise CasterError(f"mechanism is 'auto', 'layers' or 'features', not {mechanism!r}")
-    if mechanism == "auto":
-        classes = any(found.classes for found in (state.layers or {}).values())
-        return "layers" if classes and state.head is not None else "features"
-    return mechanism
-
-
-def _settings(
-    mechanism: Literal["layers", "features"], state: State, tau: float | None, every: int | None
-) -> LayerSettings | Settings:
-    """Constants of the mechanism, with the user's own."""
-    if mechanism == "layers":
+    has_layers = state.has_class_moments and state.head is not None
+    if mechanism == "layers" or (mechanism == "auto" and has_layers):
         return LayerSettings(
             tau=LayerSettings.tau if tau is None else tau,
             every=LayerSettings.every if every is None else every,
@@ -143,7 +137,7 @@ def _with_layers(model: OnnxModel, state: State, settings: LayerSettings) -> Mod
         raise CasterError("the state has no layers: fit again with layers")
     if state.head is None:
         raise CasterError("the state has other classes than the model's logits")
-    if not any(found.classes for found in state.layers.values()):
+    if not state.has_class_moments:
         raise CasterError("the state has no class moments: fit again")
     found = {each.site: each for each in model.sites}
     for site in state.layers:

@@ -85,17 +85,10 @@ class State:
             "sketch for the monitor": "none" if self.sketch is None else "stored",
         }
 
-    def check_origin(
-        self,
-        *,
-        model_sha256: str | None = None,
-        preprocessing_sha256: str | None = None,
-    ) -> None:
-        """Raise if a given digest differs from that of the fit."""
-        if model_sha256 is not None:
-            self.check_model(model_sha256)
-        if preprocessing_sha256 is not None:
-            self.check_preprocessing(preprocessing_sha256)
+    @property
+    def has_class_moments(self) -> bool:
+        """Whether layers were measured per class, as mixture transport needs."""
+        return any(found.classes for found in (self.layers or {}).values())
 
     def check_model(self, sha256: str | None) -> None:
         """Raise for another model; None stands for a model without a digest."""
