@@ -8,7 +8,7 @@ import pytest
 
 from caster.errors import CasterError
 from caster.io.feature_files import open_features
-from caster.io.subset import at_random, first, over_classes, some_features, some_images
+from caster.io.subset import balanced_rows, first_rows, random_rows, select_features, select_images
 from tests.support.fakes import FakeImages
 
 
@@ -23,7 +23,7 @@ def test_rows_of_a_file_in_chunks(tmp_path, suffix, size):
         table = pyarrow.table({"features": features.tolist(), "labels": labels})
         pyarrow.parquet.write_table(table, path)
     rows = np.array([2, 3, 4, 11, 20, 21, 28])
-    some = some_features(open_features(path), rows)
+    some = select_features(open_features(path), rows)
     chunks = list(some.chunks(("features", "labels"), size))
     assert [len(h) for h, _ in chunks[:-1]] == [size] * (len(chunks) - 1)
     assert np.array_equal(np.concatenate([h for h, _ in chunks]), features[rows])
@@ -34,31 +34,31 @@ def test_rows_of_a_file_in_chunks(tmp_path, suffix, size):
 
 def test_images():
     whole = FakeImages(10)
-    some = some_images(whole, np.array([1, 4, 7]))
+    some = select_images(whole, np.array([1, 4, 7]))
     assert list(some.names) == ["fake1.png", "fake4.png", "fake7.png"]
     assert some.labels.tolist() == [1, 0, 1]
     assert np.array_equal(some.read(2), whole.pixels[7])
-    other = some_images(whole, np.array([1, 4, 8]))
+    other = select_images(whole, np.array([1, 4, 8]))
     assert len({whole.sha256, some.sha256, other.sha256}) == 3
-    assert some_images(whole, first(10, 10)) is whole
+    assert select_images(whole, first_rows(10, 10)) is whole
 
 
 def test_evenly_over_classes():
     rng = np.random.default_rng(0)
     labels = np.repeat(["a", "b", "c"], [50, 3, 20])[rng.permutation(73)]
-    rows = over_classes(labels, 15)
+    rows = balanced_rows(labels, 15)
     assert {c: int(np.sum(labels[rows] == c)) for c in "abc"} == {"a": 6, "b": 3, "c": 6}
     assert np.all(np.diff(rows) > 0)
     for c in "ac":
         assert np.array_equal(rows[labels[rows] == c], np.flatnonzero(labels == c)[:6])
-    assert len(over_classes(labels, 73)) == len(over_classes(labels, None)) == 73
+    assert len(balanced_rows(labels, 73)) == len(balanced_rows(labels, None)) == 73
     with pytest.raises(CasterError, match="at least 6"):
-        over_classes(labels, 5)
+        balanced_rows(labels, 5)
 
 
 def test_at_random():
-    rows = at_random(1000, 100, seed=3)
+    rows = random_rows(1000, 100, seed=3)
     assert len(set(rows.tolist())) == 100
-    assert np.array_equal(rows, at_random(1000, 100, seed=3))
-    assert not np.array_equal(rows, at_random(1000, 100, seed=4))
+    assert np.array_equal(rows, random_rows(1000, 100, seed=3))
+    assert not np.array_equal(rows, random_rows(1000, 100, seed=4))
     assert 400 < rows.mean() < 600

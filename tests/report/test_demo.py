@@ -157,7 +157,7 @@ def test_progress_counts_every_step_once(results, steps):
 
 
 def test_the_story_is_shuffled_then_shifted_then_sorted(results):
-    shuffled, shifted, ordered = (story.stream for story in results.acts)
+    shuffled, shifted, ordered = (highlight.stream for highlight in results.highlights)
     assert shuffled == results.clean
     assert (shuffled.severity, shuffled.order) == (0, "shuffled")
     assert (shifted.shift, shifted.order) == ("haze", "shuffled")
@@ -172,16 +172,16 @@ def test_the_story_is_shuffled_then_shifted_then_sorted(results):
 
 
 def test_the_verdict_is_wrong_in_both_ways_and_the_demo_says_so(results):
-    for story, better, worse in (
+    for highlight, better, worse in (
         (results.costs, "ungated", "gated"),
         (results.misses, "frozen", "gated"),
     ):
-        assert story is not None
+        assert highlight is not None
         lost = [s.accuracy(better) - s.accuracy(worse) for s in results.streams]
-        assert max(lost) == story.stream.accuracy(better) - story.stream.accuracy(worse) > 0
-        assert story.stream.words in story.sentence
+        assert max(lost) == highlight.stream.accuracy(better) - highlight.stream.accuracy(worse) > 0
+        assert highlight.stream.description in highlight.sentence
         for answer in demo.ANSWERS:
-            assert f"{story.stream.accuracy(answer):.1%}" in story.sentence
+            assert f"{highlight.stream.accuracy(answer):.1%}" in highlight.sentence
 
 
 def test_a_run_without_mistakes_has_none_to_tell(results):
@@ -230,10 +230,11 @@ def test_the_page_has_headline_verdicts_every_row_and_constant(html, results):
         for classifier in demo.ANSWERS:
             assert f"<td>{100 * stream.accuracy(classifier):.1f}</td>" in cells
     text = unescape(html)
-    assert all(story.sentence in text for story in (*results.acts, results.costs, results.misses))
+    shown = (*results.highlights, results.costs, results.misses)
+    assert all(highlight.sentence in text for highlight in shown)
     assert results.headline in text
-    for story in results.acts:
-        explained = (demo.explained(batch, results.settings) for batch in story.stream.batches)
+    for highlight in results.highlights:
+        explained = (demo.explained(batch, results.settings) for batch in highlight.stream.batches)
         assert any(words in text for words in explained)
     assert not re.search(r"{[{%]|[%}]}", re.sub(r'"data:[^"]+"', "", text))  # no placeholder
 

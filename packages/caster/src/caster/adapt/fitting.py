@@ -26,7 +26,7 @@ from caster.io.images import Images
 from caster.io.labels import LabelIndex, Labels, as_labels, encode, unique_labels
 from caster.io.layer_arrays import Layers
 from caster.io.signed_tensors import Key, key_bytes
-from caster.io.subset import check_limit, over_classes, some_features, some_images
+from caster.io.subset import balanced_rows, check_limit, select_features, select_images
 from caster.models.heads import Columns, head_columns
 from caster.models.protocol import FrozenModel, has_layers, preprocessing_sha256
 from caster.models.site_sums import rounded
@@ -154,7 +154,7 @@ def fit_file(
         file = open_features(source, "features", "labels", limits=limits)
         labels = as_labels(file.read("labels"))
         classes = distinct_classes(labels, source, limits)
-        file = some_features(file, over_classes(labels, limit))
+        file = select_features(file, balanced_rows(labels, limit))
         passes = _Passes(file, has_logits(file, len(classes)), None, progress)
         clf = Caster(**vars(settings)).fit_stream(passes, classes, sketch=sketch)
     warn_of_poor_head(clf.source_check_)
@@ -236,7 +236,7 @@ def fit_images(
     _check_output(output, model, images)
     signer = None if key is None else key_bytes(key)
     if limit is not None and images.labels is not None:
-        images = some_images(images, over_classes(images.labels, limit))
+        images = select_images(images, balanced_rows(images.labels, limit))
     classes, targets = _check_classes(images)
 
     def head_of(columns: int | None) -> Head:

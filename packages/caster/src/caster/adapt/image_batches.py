@@ -25,7 +25,7 @@ from caster.models.protocol import FrozenModel, Outputs
 THREADS = min(8, available_cores())
 
 # Run the model on a batch, given with the rows of its images, and collect layer statistics.
-Through = Callable[[NDArray[Any], list[int]], Outputs]
+Measure = Callable[[NDArray[Any], list[int]], Outputs]
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,13 +149,13 @@ def run(
     model: FrozenModel,
     batch: ImageBatch,
     names: Sequence[str],
-    through: Through | None = None,
+    measure: Measure | None = None,
 ) -> Outputs:
     """Run the model on a batch; features and logits in NumPy, in the order of its rows."""
     parts = []
     for piece in (piece for group in batch.groups for piece in group.pieces()):
         rows = [batch.rows[position] for position in piece.positions]
-        parts.append(_answer(model, piece.prepared, rows, names[rows[0]], through))
+        parts.append(_answer(model, piece.prepared, rows, names[rows[0]], measure))
     order = np.argsort([position for group in batch.groups for position in group.positions])
     features = _joined([outputs.features for outputs in parts], order)
     broken = ~np.isfinite(features).all(axis=tuple(range(1, features.ndim)))
@@ -215,10 +215,10 @@ def _answer(
     prepared: NDArray[Any],
     rows: list[int],
     first: str,
-    through: Through | None,
+    measure: Measure | None,
 ) -> Outputs:
     with naming_images(first, len(rows)):
-        outputs = model(prepared) if through is None else through(prepared, rows)
+        outputs = model(prepared) if measure is None else measure(prepared, rows)
     for array in (outputs.features, outputs.logits):
         if array is not None and len(array) != len(rows):
             raise CasterError(f"{model.name} gives {len(array)} rows for {len(rows)} images")

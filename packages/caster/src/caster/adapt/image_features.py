@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caster.adapt.image_batches import (
-    Through,
+    Measure,
     read_batches,
     require_preprocessing,
     resize,
@@ -204,7 +204,7 @@ def _fill(
             raise
 
 
-def _measuring(statistics: Statistics, targets: NDArray[np.int64]) -> Through:
+def _measuring(statistics: Statistics, targets: NDArray[np.int64]) -> Measure:
     return lambda prepared, rows: statistics(prepared, targets[rows])
 
 

@@ -40,7 +40,7 @@ from caster.io.images import Images
 from caster.io.labels import Labels
 from caster.io.prediction_table import Columns, CsvTable, Table, check_table, open_table
 from caster.io.signed_tensors import Key
-from caster.io.subset import at_random, check_limit, first, some_features, some_images
+from caster.io.subset import check_limit, first_rows, random_rows, select_features, select_images
 from caster.models import heads
 from caster.models.protocol import Outputs, preprocessing_sha256
 from caster.state import State
@@ -145,7 +145,7 @@ def predict_file(
     clf = feature_classifier(loaded, mechanism, tau, safeguards)
     columns = heads.Columns(loaded.head)
     file = open_features(target, "features", limits=limits)
-    file = some_features(file, first(file.rows, limit))
+    file = select_features(file, first_rows(file.rows, limit))
     names = ("features", "logits") if "logits" in file.names else ("features",)
     summary = Summary(source_check=loaded.source_check, source_shares=_source_shares(loaded))
     writer = _Writer(clf.classes_, len(names) > 1, gate, probabilities, summary)
@@ -193,8 +193,8 @@ def predict_images(
     model = adapter.model
     check_table(output, spreadsheet_safe, Path(model.name), Path(images.name))
     count = len(images)
-    chosen = first(count, limit) if shuffle is None else at_random(count, limit, shuffle)
-    images = some_images(images, chosen)
+    chosen = first_rows(count, limit) if shuffle is None else random_rows(count, limit, shuffle)
+    images = select_images(images, chosen)
     rows = np.arange(len(images))
     order = rows if shuffle is None else np.random.default_rng(shuffle).permutation(rows)
     options = _Options(batch_size, gate, skip_unreadable, spreadsheet_safe, probabilities)

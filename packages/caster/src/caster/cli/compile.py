@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from caster.cli.console import say, size
-from caster.cli.inspect import KeyFile, StateFile, mechanism_in_words
+from caster.cli.inspect import KeyFile, StateFile, describe_mechanism
 from caster.cli.options import Every, HeadOption, MechanismOption, PreprocessingOption, Tau
 from caster.errors import CasterError
 from caster.io.files import check_writable
@@ -50,7 +50,7 @@ def compile(
     loaded = states.load(state, key)
     found = compile_model(wrapped, loaded, compiled, mechanism=mechanism, tau=tau, every=every)
     sites = len(loaded.layers or ()) if found.mechanism == "layers" else None
-    say(f"Mechanism: {mechanism_in_words(found.mechanism, sites)}.")
+    say(f"Mechanism: {describe_mechanism(found.mechanism, sites)}.")
     whole, parts = compiled.stat().st_size, (wrapped.file_bytes, state.stat().st_size)
     say(f"Size: {size(whole)} (model {size(parts[0])}, state {size(parts[1])}).")
     _say_how(found, compiled)

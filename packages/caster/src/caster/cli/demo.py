@@ -37,9 +37,9 @@ def demo(
     say(results.headline)
     say("The network is a small ONNX file; mixture transport, the default, adapts it.")
     output.print(_table(results))
-    for story in (*results.acts, results.costs):
-        if story is not None:
-            output.print(f"- {story.sentence}", highlight=False)
+    for highlight in (*results.highlights, results.costs):
+        if highlight is not None:
+            output.print(f"- {highlight.sentence}", highlight=False)
     say(f"\nFigures, and the verdicts explained: {page}")
 
 
@@ -53,7 +53,7 @@ def _table(results: Results) -> Table:
         numbers=numbers,
         title="Accuracy in percent; returned: adapted where accepted, else frozen",
     )
-    for title, stream in ((story.title, story.stream) for story in results.acts):
+    for title, stream in ((highlight.title, highlight.stream) for highlight in results.highlights):
         accuracies = (f"{100 * stream.accuracy(name):.1f}" for name in ANSWERS)
         table.add_row(title, *accuracies, f"{stream.acceptance:.0%}")
     return table

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from caster.cli.console import counted, errors, progress_bar, say, size
-from caster.cli.inspect import layers_in_words
+from caster.cli.inspect import describe_layers
 from caster.cli.options import (
     CacheFolder,
     DataRoot,
@@ -156,7 +156,7 @@ def fit(
         f"margin {moments.margin:.3g}: {state} ({size(state.stat().st_size)})"
     )
     if measured is not None:
-        say(f"Layers, aligned by default: {layers_in_words(measured)}.")
+        say(f"Layers, aligned by default: {describe_layers(measured)}.")
     for sentence in () if clf.source_check_ is None else clf.source_check_.sentences():
         say(sentence)
     fewest = int(moments.counts.min())

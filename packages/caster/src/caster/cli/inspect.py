@@ -72,7 +72,7 @@ def _inspect_state(state: Path, key: Path | None, *, everything: bool) -> None:
         ("model digest", loaded.model_sha256 or "not bound to a model"),
         ("preprocessing digest", loaded.preprocessing_sha256 or "not bound to preprocessing"),
         ("head", _head(loaded)),
-        ("layers", "not measured" if loaded.layers is None else layers_in_words(loaded.layers)),
+        ("layers", "not measured" if loaded.layers is None else describe_layers(loaded.layers)),
         *([("  sites", _sites(loaded.layers))] if loaded.layers else []),
         ("sketch", "none" if loaded.sketch is None else counted(len(loaded.sketch), "sample")),
         ("written by", f"caster {loaded.caster_version}, state format {states.VERSION}"),
@@ -90,7 +90,7 @@ def _inspect_compiled(path: Path, *, everything: bool) -> None:
     table = new_table("field", "value", title=str(path))
     table.columns[0].no_wrap = True
     for name, value in (
-        ("mechanism", mechanism_in_words(found.mechanism)),
+        ("mechanism", describe_mechanism(found.mechanism)),
         ("classes", f"{len(found.classes):,}"),
         ("file", size(path.stat().st_size)),
         ("constants", ", ".join(f"{k} {v}" for k, v in found.settings.items())),
@@ -123,10 +123,10 @@ def _values(values: Iterable[Any]) -> str:
     return ", ".join(listed)
 
 
-def mechanism_in_words(mechanism: str, sites: int | None = None) -> str:
+def describe_mechanism(mechanism: str, sites: int | None = None) -> str:
     """Describe a mechanism, with the number of its sites if that is known.
 
-    >>> mechanism_in_words("layers", 53)
+    >>> describe_mechanism("layers", 53)
     'layers, aligned at 53 sites'
     """
     if mechanism == "features":
@@ -157,10 +157,10 @@ def _head(loaded: State) -> str:
     return f"logits {', '.join(map(str, loaded.head[:LISTED]))}{more}"
 
 
-def layers_in_words(layers: Layers) -> str:
+def describe_layers(layers: Layers) -> str:
     """Describe the measured sites.
 
-    >>> layers_in_words({})
+    >>> describe_layers({})
     'BatchNorm inputs, whose statistics are stored in the model'
     """
     from caster.report.doctor import NO_SITES, LayerSummary

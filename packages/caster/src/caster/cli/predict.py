@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from caster.cli.console import counted, errors, new_table, output, progress_bar, say
-from caster.cli.inspect import KeyFile, StateFile, mechanism_in_words
+from caster.cli.inspect import KeyFile, StateFile, describe_mechanism
 from caster.cli.options import (
     AdapterOptions,
     BatchSize,
@@ -260,9 +260,9 @@ def _say_outcome(summary: Summary, table: Path, gate: bool, shuffle: int | None)
 
 def _mechanism(summary: Summary) -> str:
     if summary.sites is None:
-        return mechanism_in_words("features")
+        return describe_mechanism("features")
     full = f", {summary.full_maps:,} with full maps" if summary.full_maps else ""
-    return mechanism_in_words("layers", summary.sites) + full
+    return describe_mechanism("layers", summary.sites) + full
 
 
 def _streams_table(found: dict[Path, Summary]) -> Table:

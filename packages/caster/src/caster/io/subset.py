@@ -24,15 +24,15 @@ def check_limit(limit: int | None) -> None:
         raise CasterError(f"the limit must be at least 1, not {limit}")
 
 
-def first(count: int, limit: int | None) -> Rows:
+def first_rows(count: int, limit: int | None) -> Rows:
     """Choose the first rows, at most `limit`."""
     return np.arange(count if limit is None else min(limit, count))
 
 
-def at_random(count: int, limit: int | None, seed: int) -> Rows:
+def random_rows(count: int, limit: int | None, seed: int) -> Rows:
     """Draw `limit` rows without replacement, or choose all.
 
-    >>> at_random(10, 3, seed=0).tolist() == at_random(10, 3, seed=0).tolist()
+    >>> random_rows(10, 3, seed=0).tolist() == random_rows(10, 3, seed=0).tolist()
     True
     """
     if limit is None or limit >= count:
@@ -40,10 +40,10 @@ def at_random(count: int, limit: int | None, seed: int) -> Rows:
     return np.sort(np.random.default_rng(seed).choice(count, limit, replace=False))
 
 
-def over_classes(labels: Labels, limit: int | None) -> Rows:
+def balanced_rows(labels: Labels, limit: int | None) -> Rows:
     """Choose the first rows of every class, as evenly as possible, `limit` in total.
 
-    >>> over_classes(np.array(["a", "a", "a", "a", "b", "b", "b"]), 5).tolist()
+    >>> balanced_rows(np.array(["a", "a", "a", "a", "b", "b", "b"]), 5).tolist()
     [0, 1, 2, 4, 5]
     """
     if limit is None or limit >= len(labels):
@@ -62,12 +62,12 @@ def over_classes(labels: Labels, limit: int | None) -> Rows:
     return np.sort(np.argsort(rank, kind="stable")[:limit])
 
 
-def some_images(images: Images, rows: Rows) -> Images:
+def select_images(images: Images, rows: Rows) -> Images:
     """Restrict images to these rows; returns the source itself for all rows."""
     return images if len(rows) == len(images) else ImageSubset(images, rows)
 
 
-def some_features(file: FeatureFile, rows: Rows) -> FeatureFile:
+def select_features(file: FeatureFile, rows: Rows) -> FeatureFile:
     """Restrict a feature file to these rows; returns the file itself for all rows."""
     return file if len(rows) == file.rows else FeatureSubset(file, rows)
 

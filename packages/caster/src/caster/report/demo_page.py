@@ -17,7 +17,7 @@ from caster.report.mechanism import LAYER_REASONS, LAYER_TERMS
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from caster.report.digits_demo import Results, Story, Stream
+    from caster.report.digits_demo import Highlight, Results, Stream
     from caster.report.evaluation_results import Batch
     from caster.report.figures import Canvas
 
@@ -31,20 +31,20 @@ def render(results: Results) -> str:
         html.HERE,
         "demo.html",
         results=results,
-        acts=[_card(story, results) for story in results.acts],
+        highlights=[_card(highlight, results) for highlight in results.highlights],
         streams=html.figure(
             lambda canvas, ink: three_streams(canvas, results, ink),
-            "Accuracy per batch. " + " ".join(story.sentence for story in results.acts),
+            "Accuracy per batch. " + " ".join(each.sentence for each in results.highlights),
             height=4.2,
         ),
         accuracy=html.figure(
             lambda canvas, ink: accuracy_by_severity(canvas, results, ink),
-            _accuracy_in_words(results),
+            _describe_accuracy(results),
             height=6.0,
         ),
         certificate=html.figure(
             lambda canvas, ink: certificate_against_gain(canvas, results, ink),
-            figures.certificate_in_words(_batches(results), "frozen", TERMS),
+            figures.describe_certificate(_batches(results), "frozen", TERMS),
             height=5.2,
         ),
         n_target=sum(batch.size for batch in results.clean.batches),
@@ -63,15 +63,15 @@ def _batches(results: Results) -> list[Batch]:
     return [batch for stream in results.streams for batch in stream.batches]
 
 
-def _card(story: Story, results: Results) -> dict[str, object]:
+def _card(highlight: Highlight, results: Results) -> dict[str, object]:
     """Describe a stream: its accuracies, and the verdict on its median batch in words."""
-    stream = story.stream
+    stream = highlight.stream
     typical = sorted(stream.batches, key=lambda batch: batch.verdict.ratio)[
         len(stream.batches) // 2
     ]
     return {
-        "title": story.title,
-        "sentence": story.sentence,
+        "title": highlight.title,
+        "sentence": highlight.sentence,
         "numbers": [f"{100 * stream.accuracy(name):.1f}" for name in ANSWERS],
         "acceptance": f"{stream.acceptance:.0%}",
         "verdict": typical.verdict,
@@ -98,8 +98,8 @@ def _row(stream: Stream) -> tuple[str, ...]:
 def three_streams(canvas: Canvas, results: Results, ink: str) -> None:
     """Plot accuracy along the three streams, with their first digits and verdicts."""
     digits, panels = canvas.subplots(2, 3, sharey="row", height_ratios=(1, 5))
-    for axes, story in zip(digits, results.acts, strict=True):
-        first = next(batch_images(story.stream, split_digits()))[:8]
+    for axes, highlight in zip(digits, results.highlights, strict=True):
+        first = next(batch_images(highlight.stream, split_digits()))[:8]
         axes.imshow(
             np.concatenate(np.pad(first, ((0, 0), (0, 0), (0, 1))), axis=1),
             cmap="gray",
@@ -107,9 +107,9 @@ def three_streams(canvas: Canvas, results: Results, ink: str) -> None:
             interpolation="nearest",
         )
         axes.set_axis_off()
-        axes.set_title(story.title, loc="left", color=ink, fontsize=10, fontweight="bold")
-    for axes, story in zip(panels, results.acts, strict=True):
-        batches = story.stream.batches
+        axes.set_title(highlight.title, loc="left", color=ink, fontsize=10, fontweight="bold")
+    for axes, highlight in zip(panels, results.highlights, strict=True):
+        batches = highlight.stream.batches
         numbers = range(1, len(batches) + 1)
         for name, style in STYLES.items():
             accuracies = [batch.accuracy(name) for batch in batches]
@@ -128,7 +128,7 @@ def three_streams(canvas: Canvas, results: Results, ink: str) -> None:
     canvas.legend(handles, labels, ncols=3, **legend(ink))
 
 
-def _accuracy_in_words(results: Results) -> str:
+def _describe_accuracy(results: Results) -> str:
     return "Accuracy against severity for each shift. At severity 5: " + "; ".join(
         f"{s.shift}, frozen {s.accuracy('frozen'):.0%}, ungated {s.accuracy('ungated'):.0%}, "
         f"returned {s.accuracy('gated'):.0%}"

@@ -201,9 +201,9 @@ SHIFTS: dict[str, tuple[Apply, tuple[float, ...]]] = {
 class Plan:
     """Shift, batch size and order of a stream.
 
-    >>> Plan("haze", 5, 64, "shuffled").words
+    >>> Plan("haze", 5, 64, "shuffled").description
     'haze at severity 5'
-    >>> Plan("clean", 0, 64, "sorted by class").words
+    >>> Plan("clean", 0, 64, "sorted by class").description
     'clean digits sorted by class'
     """
 
@@ -218,7 +218,7 @@ class Plan:
         return f"{self.shift} {self.severity}" if self.severity else self.shift
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """Shift, severity and order within a sentence."""
         shift = f"{self.shift} at severity {self.severity}" if self.severity else "clean digits"
         return shift if self.order == "shuffled" else f"{shift} {self.order}"
@@ -242,7 +242,7 @@ PLANS: tuple[Plan, ...] = (
     Plan("clean", 0, BATCH_SIZE, "sorted by class"),
     Plan("clean", 0, SMALL, "shuffled"),
 )
-ACTS: tuple[Plan, ...] = (  # the streams that tell the story
+HIGHLIGHTS: tuple[Plan, ...] = (  # the streams shown in detail
     Plan("clean", 0, BATCH_SIZE, "shuffled"),
     Plan("haze", 3, BATCH_SIZE, "shuffled"),
     Plan("clean", 0, BATCH_SIZE, "sorted by class"),
@@ -264,7 +264,7 @@ def run(progress: Progress | None = None) -> Results:
     with tempfile.TemporaryDirectory() as folder:
         adapter = fitted(network, data, Path(folder, "digits.onnx"))
         for done, plan in enumerate(PLANS, start=1):
-            report(done, total, plan.words)
+            report(done, total, plan.description)
             streams.append(run_stream(plan, data, adapter))
     report(total, total, "done")
     return Results(SEED, adapter.settings, tuple(streams))
@@ -312,7 +312,7 @@ def batch_rows(plan: Plan, labels: NDArray[Any]) -> Iterator[NDArray[np.intp]]:
 
 
 @dataclass(frozen=True)
-class Story:
+class Highlight:
     """One stream, and what it shows."""
 
     title: str
@@ -334,25 +334,25 @@ class Results:
         return self.streams[0]
 
     @property
-    def acts(self) -> tuple[Story, Story, Story]:
-        """The three streams that tell the story: shuffled, shifted, sorted."""
+    def highlights(self) -> tuple[Highlight, Highlight, Highlight]:
+        """The three streams shown in detail: shuffled, shifted, sorted."""
         found = dict(zip(PLANS, self.streams, strict=True))
-        clean, hazy, ordered = (found[plan] for plan in ACTS)
+        clean, hazy, ordered = (found[plan] for plan in HIGHLIGHTS)
         harm = clean.accuracy("frozen") - hazy.accuracy("frozen")
         return (
-            Story(
+            Highlight(
                 "Clean, shuffled",
                 clean,
                 "Nothing has changed, and adaptation changes little: "
                 f"{in_points(-_loss(clean))} points. The verdict {_decisions(clean)}.",
             ),
-            Story(
+            Highlight(
                 "Shifted by haze",
                 hazy,
                 f"Haze costs the frozen network {100 * harm:.1f} points, and adaptation recovers "
                 f"{-100 * _loss(hazy):.1f} of them. The verdict {_decisions(hazy)}.",
             ),
-            Story(
+            Highlight(
                 "Clean, sorted by class",
                 ordered,
                 "To a network this shallow, a batch of one or two classes looks like a shift, and "
@@ -365,7 +365,7 @@ class Results:
     @property
     def headline(self) -> str:
         """Summarize the shifted and the sorted stream."""
-        _, shifted, ordered = (story.stream for story in self.acts)
+        _, shifted, ordered = (highlight.stream for highlight in self.highlights)
         gained = shifted.accuracy("gated") - shifted.accuracy("frozen")
         saved = ordered.accuracy("gated") - ordered.accuracy("ungated")
         return (
@@ -375,12 +375,12 @@ class Results:
         )
 
     @property
-    def costs(self) -> Story | None:
+    def costs(self) -> Highlight | None:
         """The stream on which the verdict loses most against adapting anyway."""
         return self._mistake("The verdict costs", "ungated")
 
     @property
-    def misses(self) -> Story | None:
+    def misses(self) -> Highlight | None:
         """The stream on which returned answers lose most against frozen ones."""
         return self._mistake("The verdict does not prevent a loss of", "frozen")
 
@@ -396,7 +396,7 @@ class Results:
             f"returned {gated:.1%}."
         )
 
-    def _mistake(self, title: str, better: str) -> Story | None:
+    def _mistake(self, title: str, better: str) -> Highlight | None:
         """The stream on which gated answers lose most against others, if any."""
         stream = max(self.streams, key=lambda s: s.accuracy(better) - s.accuracy("gated"))
         difference = stream.accuracy(better) - stream.accuracy("gated")
@@ -404,11 +404,11 @@ class Results:
             return None
         frozen, ungated, returned = (f"{stream.accuracy(name):.1%}" for name in ANSWERS)
         sentence = (
-            f"{title} {100 * difference:.1f} points on {stream.words}, in batches of "
+            f"{title} {100 * difference:.1f} points on {stream.description}, in batches of "
             f"{stream.batch_size}: it {_decisions(stream)}. Frozen {frozen}, ungated {ungated}, "
             f"returned {returned}."
         )
-        return Story(title, stream, sentence)
+        return Highlight(title, stream, sentence)
 
 
 def _loss(stream: Stream) -> float:

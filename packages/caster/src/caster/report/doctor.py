@@ -66,14 +66,14 @@ class LayerSummary:
                 sites += f"; {self.full:,} of them with full maps"
         return [
             f"Sites: {sites}.",
-            *self._class_words(),
+            *self._describe_class(),
             "Batches may have any size, even one image. Pass images in the order in which they "
             "arrive: earlier batches count too.",
             "The certificate compares the network's own answers, which cannot be simulated from a "
             "state: run `caster evaluate` on labelled images to see what it accepts and gains.",
         ]
 
-    def _class_words(self) -> list[str]:
+    def _describe_class(self) -> list[str]:
         if not self.images:
             return [
                 "Classes: no site has moments per class. Keep classes mixed: a stream sorted by "
@@ -126,7 +126,7 @@ class Diagnosis:
     def sentences(self) -> list[str]:
         """Say in plain words what to expect from feature transport."""
         source = [
-            self._source_words(),
+            self._describe_source(),
             *([] if self.source_check is None else self.source_check.sentences()),
         ]
         size = (
@@ -138,20 +138,20 @@ class Diagnosis:
             return [*source, off if self.layers is None else f"{off} Layers still adapt.", size]
         return [
             *source,
-            self._map_words(),
+            self._describe_map(),
             f"An i.i.d. batch has about {self.expected_classes:.1f} of {self.n_classes} classes.",
-            self._gate_words(),
+            self._describe_gate(),
             f"Of as many batches with a single class, it accepts {self.one_class_acceptance:.0%}"
             + (
                 ": transport ruins such batches, so keep a stream's classes mixed."
                 if self.one_class_acceptance
                 else "."
             ),
-            self._size_words(),
+            self._describe_size(),
             size,
         ]
 
-    def _source_words(self) -> str:
+    def _describe_source(self) -> str:
         share = self.samples / self.features
         line = (
             f"N = {self.samples:,} source samples, d = {self.features:,} features, "
@@ -165,7 +165,7 @@ class Diagnosis:
             + (", or with --layers, whose moments need fewer." if self.layers is None else ".")
         )
 
-    def _map_words(self) -> str:
+    def _describe_map(self) -> str:
         if self.k == 0:
             return "A batch of one sample has no covariance: nothing is transported."
         kind = "diagonal" if self.diagonal else "full"
@@ -175,7 +175,7 @@ class Diagnosis:
             f"(batch {self.batch_size} {sign} 2k = {2 * self.k})."
         )
 
-    def _gate_words(self) -> str:
+    def _describe_gate(self) -> str:
         line = (
             f"Of {self.reasons.total()} simulated batches like the source, the gate accepts "
             f"{self.acceptance:.0%} (median ratio {self.median_ratio:.2g}, tau {self.tau:g})"
@@ -192,7 +192,7 @@ class Diagnosis:
             f"{line}: transport is supported {outlook}. Main reason `{reason}`: {REASONS[reason]}."
         )
 
-    def _size_words(self) -> str:
+    def _describe_size(self) -> str:
         if self.smallest_batch is None:
             return f"No batch size up to {BATCH_SIZES[-1]:,} is sufficient."
         return (

@@ -41,7 +41,7 @@ from caster.io.files import check_writable, replacing
 from caster.io.images import Images
 from caster.io.labels import Labels, as_labels, encode, unique_labels
 from caster.io.signed_tensors import Key
-from caster.io.subset import Rows, at_random, check_limit, some_features, some_images
+from caster.io.subset import Rows, check_limit, random_rows, select_features, select_images
 from caster.models.heads import Columns, better_names
 from caster.models.protocol import preprocessing_sha256
 from caster.report import check_can_draw, metrics
@@ -85,10 +85,10 @@ def evaluate_file(
     file = open_features(target, "features", "labels", limits=limits)
     labels = as_labels(file.read("labels"))
     rows, left_out = _chosen(labels, clf, str(target), known_classes_only, limit, seed)
-    file = some_features(file, rows)
+    file = select_features(file, rows)
     chunks = _feature_chunks(file, labels[rows], loaded.head, batch_size, seed, progress)
     found = evaluate(clf, chunks, name=str(target), digests={"state": states.digest(loaded)})
-    found = replace(found, left_out=left_out, order=_order_in_words(seed))
+    found = replace(found, left_out=left_out, order=_describe_order(seed))
     _write(found, page)
     return found
 
@@ -120,7 +120,7 @@ def evaluate_images(
         raise CasterError(f"{images.name} has no labels")
     clf, name = adapter.clf, images.name
     rows, left_out = _chosen(images.labels, clf, name, known_classes_only, limit, seed)
-    images = some_images(images, rows)
+    images = select_images(images, rows)
     digests = {
         "state": states.digest(adapter.state),
         "model": adapter.model.sha256 or "",
@@ -150,7 +150,7 @@ def evaluate_images(
         found = evaluate(clf, chunks, name=name, digests=digests, mechanism=_mechanism_of(adapter))
     except KeyboardInterrupt:
         raise KeyboardInterrupt("no output was written") from None
-    found = replace(found, left_out=left_out, order=_order_in_words(seed))
+    found = replace(found, left_out=left_out, order=_describe_order(seed))
     _write(found, page)
     return found, unreadable
 
@@ -167,7 +167,7 @@ def _order(count: int, seed: int | None) -> NDArray[np.intp]:  # (N,)
     return order if seed is None else np.random.default_rng(seed).permutation(order)
 
 
-def _order_in_words(seed: int | None) -> str:
+def _describe_order(seed: int | None) -> str:
     return "in their own order" if seed is None else f"shuffled with seed {seed}"
 
 
@@ -247,7 +247,7 @@ def _chosen(
         more = f" and {len(counts) - MAX_NAMED:,} more" if len(counts) > MAX_NAMED else ""
         total = f"{counts.total():,} of {len(labels):,} samples"
         log.warning("left out %s, of classes that the state lacks: %s%s", total, named, more)
-    return rows[at_random(len(rows), limit, seed or 0)], dict(counts)
+    return rows[random_rows(len(rows), limit, seed or 0)], dict(counts)
 
 
 def _unknown(label: Any, present: list[Any], classes: list[Any], name: str) -> str:

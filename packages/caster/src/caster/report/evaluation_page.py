@@ -172,7 +172,7 @@ def _figures(found: Evaluation) -> dict[str, Markup]:
         "accuracies": drawn(accuracies, f"Accuracy: {accuracy}", 0.7 + 0.5 * len(found.scores)),
         "certificate": drawn(
             certificate_against_gain,
-            figures.certificate_in_words(found.batches, found.baseline, found.mechanism.terms),
+            figures.describe_certificate(found.batches, found.baseline, found.mechanism.terms),
             5.0,
         ),
         "stream": drawn(along_the_stream, f"Accuracy per batch, and the verdicts: {verdicts}", 4.4),

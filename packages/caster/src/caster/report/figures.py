@@ -211,7 +211,7 @@ def certificate_against_gain(
     dress(axes, ink)
 
 
-def certificate_in_words(batches: Sequence[Batch], baseline: str, terms: Terms) -> str:
+def describe_certificate(batches: Sequence[Batch], baseline: str, terms: Terms) -> str:
     """Alternative text of `certificate_against_gain`."""
     accepted = [batch.gain(baseline) for batch in batches if batch.verdict.reason == "accepted"]
     rejected = [batch.gain(baseline) for batch in batches if batch.verdict.reason != "accepted"]

@@ -102,7 +102,7 @@ class OnnxModel:
         self._guard = WeightGuard(self._path, model, sha256, head)
 
     def __repr__(self) -> str:
-        return f"OnnxModel({self.name!r}, input={_in_words(self.input_shape or ())})"
+        return f"OnnxModel({self.name!r}, input={_shape_text(self.input_shape or ())})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the path and options only, since a session cannot leave its process."""
@@ -255,7 +255,7 @@ class OnnxModel:
         if not inner or len(array) != count or math.prod(inner) != max(inner):
             raise CasterError(
                 f"{self.name}: the {what} `{getattr(self._head, what)}` of {count} images have "
-                f"shape {_in_words(array.shape)}, not one row per image: name another layer with "
+                f"shape {_shape_text(array.shape)}, not one row per image: name another layer with "
                 "{argument}",
                 argument="head",
             )
@@ -378,7 +378,7 @@ class Input:
         if len(declared) != rows.ndim or not _fits(rows.shape[1:], declared[1:]):
             hint = f": {SINGLE_IMAGE}" if (rows.ndim, len(declared)) == (3, 4) else ""
             raise CasterError(
-                f"the model takes {_in_words(declared)}, not {_in_words(rows.shape)}{hint}"
+                f"the model takes {_shape_text(declared)}, not {_shape_text(rows.shape)}{hint}"
             )
         if len(rows) == 0:
             raise CasterError("the batch has no rows")
@@ -398,7 +398,7 @@ class Input:
         ]
         if len(layouts) != 1:
             raise CasterError(
-                f"the input {_in_words(shape)} could be NCHW or NHWC images: {STATE_IT}",
+                f"the input {_shape_text(shape)} could be NCHW or NHWC images: {STATE_IT}",
                 argument="preprocessing",
             )
         if self.dtype == "float64":
@@ -426,8 +426,8 @@ class Input:
             one = len(self.shape) == 4 and self.shape[AXES[preprocessing.layout][0]] == 1
             hint = ': set channels to "grey"' if one and preprocessing.depth == 3 else ""
             raise CasterError(
-                f"the model takes {_in_words(self.shape)}, the preprocessing makes "
-                f"{_in_words(shape)} ({preprocessing.layout}){hint}"
+                f"the model takes {_shape_text(self.shape)}, the preprocessing makes "
+                f"{_shape_text(shape)} ({preprocessing.layout}){hint}"
             )
 
 
@@ -449,7 +449,7 @@ def declared_input(model: ModelProto) -> Input:
     return Input(name, shape if tensor.HasField("shape") else None, DTYPES[kind])
 
 
-def _in_words(shape: Sequence[int | None]) -> str:
+def _shape_text(shape: Sequence[int | None]) -> str:
     """Format a shape for a message: (any, 3, 224, 224)."""
     return f"({', '.join('any' if size is None else str(size) for size in shape)})"
 
