@@ -25,8 +25,8 @@ LAYER_WINDOW = 256  # samples in the certificate of aligned layers
 LAYER_EVERY = 2048  # while a verdict is stable, at least one of this many windows is compared
 
 
-def _constant(default: float, origin: Origin, why: str, low: float = 0.0) -> Any:
-    return field(default=default, metadata={"origin": origin, "why": why, "low": low})
+def _constant(default: float, origin: Origin, why: str) -> Any:
+    return field(default=default, metadata={"origin": origin, "why": why})
 
 
 @dataclass(frozen=True)
@@ -54,11 +54,10 @@ class Settings:
                 continue
             whole = constant.type == "int"
             kind = numbers.Integral if whole else numbers.Real
-            low = constant.metadata["low"]
             known = isinstance(value, kind) and not isinstance(value, bool)
-            if not known or not low < float(value) <= sys.float_info.max:  # a huge int overflows
+            if not known or not 0 < float(value) <= sys.float_info.max:  # a huge int overflows
                 noun = "a whole number" if whole else "a number"
-                raise CasterError(f"{constant.name} must be {noun} above {low:g}, not {value!r}")
+                raise CasterError(f"{constant.name} must be {noun} above 0, not {value!r}")
         if self.confidence >= 1:
             raise CasterError(f"confidence must be below 1, not {self.confidence!r}")
 

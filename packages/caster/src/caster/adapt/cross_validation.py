@@ -17,6 +17,7 @@ from caster.core.proposal import try_transport
 from caster.core.subspace import active_rank
 from caster.core.threads import threads_for
 from caster.core.types import SourceMoments
+from caster.io.labels import rank_in_class
 from caster.state.source_check import SourceCheck
 
 FOLDS = 5
@@ -118,10 +119,8 @@ def _folds(y: Indices, order: Indices, n_classes: int) -> tuple[int, Indices]:
     """The number of folds, and the fold of every sample, balanced within each class."""
     counts = np.bincount(y, minlength=n_classes)
     folds = max(2, min(FOLDS, int(counts.min())))
-    by_class = order[np.argsort(y[order], kind="stable")]
-    turn = np.arange(len(y)) - np.repeat(np.cumsum(counts) - counts, counts)
     fold = np.empty(len(y), dtype=np.int64)
-    fold[by_class] = turn % folds
+    fold[order] = rank_in_class(y[order]) % folds
     return folds, fold
 
 

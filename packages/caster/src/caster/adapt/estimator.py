@@ -278,8 +278,7 @@ class Caster(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.source_check_ = state.source_check
         self.sketch_ = state.sketch
         self.n_features_in_ = int(state.moments.U.shape[0])
-        supported = state.source_check is None or state.source_check.supported
-        self._transport = FeatureTransport(state.moments, state.classes, supported)
+        self._transport = FeatureTransport(state.moments, state.classes, state.supports_transport)
         return self
 
     def _check_fitted(self) -> None:

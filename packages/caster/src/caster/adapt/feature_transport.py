@@ -16,7 +16,7 @@ from caster.core.arrays import DeviceCopies, as_real_array, like, to_numpy
 from caster.core.discriminant import RidgedScores, ridged_scores, source_scores
 from caster.core.linalg import Array, on_gpu
 from caster.core.namespaces import array_namespace, is_numpy_array
-from caster.core.order import is_ordered, order_evidence
+from caster.core.order import safeguarded
 from caster.core.proposal import Proposal, propose
 from caster.core.subspace import active_rank
 from caster.core.threads import threads_for
@@ -152,10 +152,8 @@ class FeatureTransport:
         if verdict.reason == "numerical" or not head_has_no_nan:
             _check_finite(batch, bool(head_has_no_nan))
             return self._untransported(batch, attempt.fallback, "numerical")
-        if settings.safeguards and not self.supported:
-            verdict = replace(verdict, accepted=False, reason="source_check")
-        elif settings.safeguards and is_ordered(*order_evidence(indices[1], self._priors)):
-            verdict = replace(verdict, accepted=False, reason="class_order")
+        if settings.safeguards:
+            verdict = safeguarded(verdict, self.supported, indices[1], self._priors)
         proposal = attempt.proposal
         # Labels that are not numbers are looked up on the host.
         on_host = self.classes.dtype.kind not in NUMBERS

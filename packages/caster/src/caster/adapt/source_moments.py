@@ -26,7 +26,7 @@ from caster.core.moments import ClassMoments, ClassScatter
 from caster.core.subspace import Basis, HeldOutBasis, WithinScatter, retained_rank
 from caster.core.types import SourceMoments
 from caster.errors import CasterError
-from caster.io.labels import Labels, as_labels, encode
+from caster.io.labels import Labels, as_labels, encode, rank_in_class
 from caster.models.batches import INPUTS, named
 from caster.models.heads import better_names
 from caster.state.sketch import Sketch, sketch_size
@@ -210,10 +210,7 @@ class _CheckSamples:
         """Store samples within the quota of their class."""
         classes = to_numpy(y)
         counts = np.bincount(classes, minlength=len(self._counts))
-        order = np.argsort(classes, kind="stable")
-        rank = np.empty(len(classes), dtype=np.int64)
-        rank[order] = np.arange(len(classes)) - np.repeat(np.cumsum(counts) - counts, counts)
-        rows = np.flatnonzero(rank + self._counts[classes] < self._quota)
+        rows = np.flatnonzero(rank_in_class(classes) + self._counts[classes] < self._quota)
         self._counts += counts
         kept = to_numpy(z)[rows].astype(STATE_DTYPE)
         head = None if logits is None else logits[rows].argmax(axis=1)

@@ -11,8 +11,12 @@ stream of one class. The two cannot be told apart, so such a batch is rejected t
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
+
+from caster.core.verdict import Verdict
 
 MAX_NEIGHBOURS = 3.0  # excess of equal neighbours over chance, in standard errors
 MAX_EXCESS = 0.15  # concentration of the predictions: 0 as in the source, 1 for a single class
@@ -52,3 +56,17 @@ def is_ordered(neighbours: float, excess: float) -> bool:
     (True, True, False)
     """
     return neighbours > MAX_NEIGHBOURS or excess > MAX_EXCESS
+
+
+def safeguarded(
+    verdict: Verdict,
+    supported: bool,  # whether transport passed the source check
+    chosen: NDArray[np.integer],  # (B,), the frozen model's class indices in stream order
+    priors: NDArray[np.floating],  # (C,), of the source
+) -> Verdict:
+    """Reject a batch with a proposal that the certificate is known to accept in error."""
+    if not supported:
+        return replace(verdict, accepted=False, reason="source_check")
+    if is_ordered(*order_evidence(chosen, priors)):
+        return replace(verdict, accepted=False, reason="class_order")
+    return verdict

@@ -536,9 +536,10 @@ def decide(
         (unmeasured, "no_confident_class"),
     ]
     if settings.safeguards:
-        unsupported = state.source_check is not None and not state.source_check.supported
         causes.append(
-            (xp.constant(True), "source_check") if unsupported else (ordered, "class_order")
+            (ordered, "class_order")
+            if state.supports_transport
+            else (xp.constant(True), "source_check")
         )
     causes += [(failed, "numerical"), (single, "batch_too_small")]
     reason = reason_code("accepted")

@@ -100,6 +100,18 @@ def encode(labels: Labels, classes: Labels) -> NDArray[np.int64]:  # (n,), (C,) 
         raise CasterError(f"label {missing.args[0]!r} is not among the declared classes") from None
 
 
+def rank_in_class(classes: NDArray[np.integer]) -> NDArray[np.intp]:  # (n,) -> (n,)
+    """Number the samples of every class, given their class indices.
+
+    >>> rank_in_class(np.array([1, 0, 1, 1]))
+    array([0, 0, 1, 2])
+    """
+    order, counts = np.argsort(classes, kind="stable"), np.bincount(classes)
+    rank = np.empty(len(classes), np.intp)
+    rank[order] = np.arange(len(classes)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return rank
+
+
 class LabelIndex:
     """Number labels in order of first appearance, before all of them are known.
 

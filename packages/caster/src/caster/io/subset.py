@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from caster.errors import CasterError
 from caster.io.feature_files import FeatureFile
 from caster.io.images import ImageArray, Images
-from caster.io.labels import Labels, encode, unique_labels
+from caster.io.labels import Labels, encode, rank_in_class, unique_labels
 
 Rows = NDArray[np.intp]  # (n,), increasing
 
@@ -55,10 +55,7 @@ def balanced_rows(labels: Labels, limit: int | None) -> Rows:
             f"classes: set {{argument}} to at least {2 * len(classes):,}",
             argument="limit",
         )
-    indices = encode(labels, classes)
-    order, counts = np.argsort(indices, kind="stable"), np.bincount(indices)
-    rank = np.empty(len(labels), dtype=np.intp)  # of a row within its class
-    rank[order] = np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)
+    rank = rank_in_class(encode(labels, classes))
     return np.sort(np.argsort(rank, kind="stable")[:limit])
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from caster import state as states
 from caster.core.linalg import cholesky
-from caster.core.order import is_ordered, order_evidence
+from caster.core.order import safeguarded
 from caster.core.proposal import try_transport
 from caster.core.subspace import active_rank
 from caster.core.threads import threads_for
@@ -220,7 +220,8 @@ def diagnose(
     with threads_for(moments.n_classes):
         verdicts = list(simulate(batch_size))
         alone = list(simulate(batch_size, one_class=True))
-        smallest = None if simulate.turned_off else _smallest_batch(simulate, tick)
+        is_off = state.settings.safeguards and not state.supports_transport
+        smallest = None if is_off else _smallest_batch(simulate, tick)
     return Diagnosis(
         batch_size=batch_size,
         samples=int(moments.counts.sum()),
@@ -238,7 +239,7 @@ def diagnose(
         state_bytes=path.stat().st_size,
         layers=None if state.layers is None else LayerSummary.of(state.layers),
         source_check=state.source_check,
-        is_off=simulate.turned_off,
+        is_off=is_off,
         bank_bytes=int(moments.counts.sum()) * moments.U.shape[0] * 4,
     )
 
@@ -248,8 +249,7 @@ class _Simulator:
 
     def __init__(self, state: State) -> None:
         self.settings = state.settings
-        check = state.source_check
-        self.turned_off = check is not None and not check.supported and state.settings.safeguards
+        self.supported = state.supports_transport
         self.moments: SourceMoments = state.moments
         covariances = state.moments.covariances.astype(np.float64)
         # A class with fewer samples than directions has a singular covariance.
@@ -273,13 +273,9 @@ class _Simulator:
 
     def _guarded(self, verdict: Verdict, classes: NDArray[np.intp]) -> Verdict:
         """Apply the safeguards, assuming that the frozen head is always right."""
-        if self.turned_off and verdict.has_proposal:
-            return replace(verdict, accepted=False, reason="source_check")
-        if self.settings.safeguards and verdict.has_proposal:
-            priors = self.moments.priors.astype(float)
-            if is_ordered(*order_evidence(classes, priors)):
-                return replace(verdict, accepted=False, reason="class_order")
-        return verdict
+        if not (self.settings.safeguards and verdict.has_proposal):
+            return verdict
+        return safeguarded(verdict, self.supported, classes, self.moments.priors.astype(float))
 
     def _classes(self, rng: np.random.Generator, count: int) -> NDArray[np.intp]:
         shares = self.moments.counts / self.moments.counts.sum()

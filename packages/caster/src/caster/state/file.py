@@ -86,6 +86,11 @@ class State:
         }
 
     @property
+    def supports_transport(self) -> bool:
+        """Whether transport passed the source check, if there was one."""
+        return self.source_check is None or self.source_check.supported
+
+    @property
     def has_class_moments(self) -> bool:
         """Whether layers were measured per class, as mixture transport needs."""
         return any(found.classes for found in (self.layers or {}).values())
