@@ -22,7 +22,7 @@ from caster.adapt.image_batches import (
 from caster.config import IMAGES_AT_ONCE
 from caster.errors import CasterError
 from caster.io import Progress, silent
-from caster.io.feature_cache import Entry, Manifest, entry_key, find_entry, write_entry
+from caster.io.feature_cache import Entry, EntryWriter, Manifest, entry_key, find_entry, write_entry
 from caster.io.image_files import UnreadableImage
 from caster.io.images import Images
 from caster.io.labels import Labels
@@ -114,9 +114,17 @@ def extract(
     image, the same pass collects layer statistics; cached features without them are recomputed.
     """
     key, total = _key(model, images), len(images)
+
+    def outdated(manifest: Manifest) -> bool:  # layers are missing, or images became readable
+        unmeasured = targets is not None and manifest.layers is None
+        return (manifest.kept > 0 and unmeasured) or _repaired(model, images, manifest.unreadable)
+
     entry = find_entry(store, key, total)
-    if entry is None or _outdated(entry.manifest, model, images, targets is not None):
-        _fill(model, images, store, batch_size, skip_unreadable, check, targets, progress)
+    if entry is None or outdated(entry.manifest):
+        with write_entry(store, key, total, outdated, f"{model.name} on {images.name}") as partial:
+            if outdated(partial.manifest):
+                partial.clear()
+            _fill(partial, model, images, batch_size, skip_unreadable, check, targets, progress)
         entry = find_entry(store, key, total)
     if entry is None:
         raise CasterError(f"the features cached in {store} were removed or damaged: run again")
@@ -153,9 +161,9 @@ def _key(model: FrozenModel, images: Images) -> str:
 
 
 def _fill(
+    partial: EntryWriter,
     model: FrozenModel,
     images: Images,
-    store: Path,
     batch_size: int,
     skip_unreadable: bool,
     check: Check | None,
@@ -163,55 +171,41 @@ def _fill(
     progress: Progress,
 ) -> None:
     """Run the model on images that are not cached, from where an earlier run stopped."""
-
-    def outdated(manifest: Manifest) -> bool:
-        return _outdated(manifest, model, images, targets is not None)
-
-    key, label = _key(model, images), f"{model.name} on {images.name}"
-    with write_entry(store, key, len(images), outdated, label) as partial:
-        if outdated(partial.manifest):
-            partial.clear()
-        _check_skipped(partial.manifest.unreadable, skip_unreadable)
-        progress(STAGE, partial.manifest.seen, len(images))
-        statistics, measure = None, None
-        if targets is not None:
-            statistics = activation_statistics_for(model, partial.manifest.layers)
-            measure = _measuring(statistics, targets)
-        batches = read_batches(
-            images,
-            require_preprocessing(model),
-            range(partial.manifest.seen, len(images)),
-            batch_size,
-            skip_unreadable=skip_unreadable,
-        )
-        with closing(batches):  # an error would leave its threads running
-            for batch in batches:
-                columns: dict[str, NDArray[Any]] = {"rows": np.asarray(batch.rows, dtype=np.int64)}
-                if batch.rows:
-                    outputs = run(model, batch, images.names, measure)
-                    if check is not None:
-                        check(outputs)
-                        check = None
-                    logits = {} if outputs.logits is None else {"logits": outputs.logits}
-                    columns |= {"features": outputs.features, **logits}
-                sums = None if statistics is None else statistics.sums
-                partial.append(columns, batch.unreadable, sums)
-                progress(STAGE, partial.manifest.seen, len(images))
-        try:
-            model.verify()
-        except CasterError:
-            partial.clear()  # it is unknown which weights produced these features
-            raise
+    _check_skipped(partial.manifest.unreadable, skip_unreadable)
+    progress(STAGE, partial.manifest.seen, len(images))
+    statistics, measure = None, None
+    if targets is not None:
+        statistics = activation_statistics_for(model, partial.manifest.layers)
+        measure = _measuring(statistics, targets)
+    batches = read_batches(
+        images,
+        require_preprocessing(model),
+        range(partial.manifest.seen, len(images)),
+        batch_size,
+        skip_unreadable=skip_unreadable,
+    )
+    with closing(batches):  # an error would leave its threads running
+        for batch in batches:
+            columns: dict[str, NDArray[Any]] = {"rows": np.asarray(batch.rows, dtype=np.int64)}
+            if batch.rows:
+                outputs = run(model, batch, images.names, measure)
+                if check is not None:
+                    check(outputs)
+                    check = None
+                logits = {} if outputs.logits is None else {"logits": outputs.logits}
+                columns |= {"features": outputs.features, **logits}
+            sums = None if statistics is None else statistics.sums
+            partial.append(columns, batch.unreadable, sums)
+            progress(STAGE, partial.manifest.seen, len(images))
+    try:
+        model.verify()
+    except CasterError:
+        partial.clear()  # it is unknown which weights produced these features
+        raise
 
 
 def _measuring(statistics: Statistics, targets: NDArray[np.int64]) -> Measure:
     return lambda prepared, rows: statistics(prepared, targets[rows])
-
-
-def _outdated(manifest: Manifest, model: FrozenModel, images: Images, layers: bool) -> bool:
-    """Whether to recompute cached features: layers are missing, or images became readable."""
-    measured = not layers or manifest.layers is not None
-    return (manifest.kept > 0 and not measured) or _repaired(model, images, manifest.unreadable)
 
 
 def _repaired(model: FrozenModel, images: Images, unreadable: Mapping[str, str]) -> bool:
