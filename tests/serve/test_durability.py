@@ -16,7 +16,7 @@ from tritonclient.utils import InferenceServerException
 
 from caster.monitor import log
 from caster.serve.batcher import InferRequest
-from caster.serve.service import Service
+from caster.serve.service import ServeOptions, Service
 from caster.serve.streams import StreamStore
 from caster.serve.watch import StreamLogs
 from caster.serve.worker import Worker
@@ -164,8 +164,7 @@ def service(files, folder, on_answer=None, **options):
     store = StreamStore(
         files.adapter, folder, in_memory=4, total=9, snapshot_every=9, idle_seconds=9.0
     )
-    defaults = {"name": "model", "batch": 64, "wait": 0.0, "queue": 9, "verify_seconds": 9.0}
-    found = Service(files.adapter, **defaults | options)
+    found = Service(files.adapter, ServeOptions("model", folder, queue=9, **options))
     found.add(Worker(files.adapter, store, on_answer=on_answer))
     return found
 
@@ -198,7 +197,7 @@ def test_a_request_whose_client_has_gone_is_not_part_of_its_stream(files, tmp_pa
     first, second = batches(2, seed=6)
 
     async def run():
-        served_model = service(files, tmp_path / "streams", wait=0.2)
+        served_model = service(files, tmp_path / "streams", wait_ms=200.0)
         gone = asyncio.create_task(served_model.infer(InferRequest({"x": first}, "a")))
         stays = asyncio.create_task(served_model.infer(InferRequest({"x": second}, "a")))
         await asyncio.sleep(0)

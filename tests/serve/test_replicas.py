@@ -21,6 +21,7 @@ from tritonclient.utils import InferenceServerException
 import caster
 from caster.serve.batcher import InferRequest, WorkerLostError
 from caster.serve.replicas import ReplicatedService, owner
+from caster.serve.service import ServeOptions
 from caster.serve.streams import StreamStore
 from caster.serve.tensors import Failure, RequestError
 from caster.serve.worker import Answered, Status, Worker
@@ -136,9 +137,8 @@ def replicated(files, folder, may_start, verify_seconds):
         launched.append(Local(files, folder, may_start))
         return launched[-1]
 
-    options = {"name": "m", "batch": 64, "wait": 0.0, "queue": 9}
-    service = ReplicatedService(files.adapter, launch, **options, verify_seconds=verify_seconds)
-    return service, launched
+    options = ServeOptions("m", folder, queue=9, verify_seconds=verify_seconds)
+    return ReplicatedService(files.adapter, options, launch), launched
 
 
 @pytest.mark.slow

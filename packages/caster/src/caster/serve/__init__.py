@@ -3,7 +3,8 @@
 from caster.errors import CasterError
 
 try:
-    from caster.serve.server import Replicas, ServeOptions, serve
+    from caster.serve.server import Replicas, serve
+    from caster.serve.service import ServeOptions
 except ModuleNotFoundError as missing:
     if str(missing.name).startswith("caster"):
         raise

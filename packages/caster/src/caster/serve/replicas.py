@@ -19,7 +19,7 @@ from caster.adapt.adapter import Adapter
 from caster.errors import CasterError
 from caster.models.protocol import error_line
 from caster.serve.batcher import InferAnswer, InferRequest, WorkerLostError
-from caster.serve.service import AnyWorker, Lane, Service
+from caster.serve.service import AnyWorker, Lane, ServeOptions, Service
 from caster.serve.tensors import Failure, RequestError
 from caster.serve.worker import Answered, Status, Worker
 
@@ -57,8 +57,10 @@ class Replica(AnyWorker, Protocol):
 class ReplicatedService(Service):
     """A model with its streams spread over replicas."""
 
-    def __init__(self, adapter: Adapter, launch: Callable[[], Replica], **options: Any) -> None:
-        super().__init__(adapter, **options)
+    def __init__(
+        self, adapter: Adapter, options: ServeOptions, launch: Callable[[], Replica]
+    ) -> None:
+        super().__init__(adapter, options)
         self._launch = launch
         self._replicas: dict[str, Replica] = {}  # the workers of the lanes
         self._under_way = 0  # requests that replicas may be working on

@@ -25,7 +25,7 @@ from caster.io.files import AnyPath, locked, read_regular
 from caster.serve.grpc_api import grpc_handlers
 from caster.serve.replicas import RayReplica, ReplicatedService, check_room
 from caster.serve.rest import rest_app
-from caster.serve.service import Service
+from caster.serve.service import ServeOptions, Service
 from caster.serve.streams import StreamStore, opened_folder
 from caster.serve.tensors import Failure, RequestError
 from caster.serve.watch import StreamLogs
@@ -38,31 +38,6 @@ TOKEN_LENGTHS = range(16, 4097)
 CheckToken = Callable[[str | None], None]  # raises unless the Authorization header is right
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class ServeOptions:
-    """How to serve; `caster serve --help` explains each."""
-
-    name: str  # of the model
-    folder: Path  # for the streams' files
-    host: str = "127.0.0.1"
-    http_port: int = 8000  # 0: any free port
-    grpc_port: int = 8001
-    batch: int = 64
-    wait_ms: float = 0.0
-    streams: int = 64  # in memory
-    max_streams: int = 10_000
-    idle_seconds: float = 300.0
-    snapshot_every: int = 64  # batches
-    request_mb: float = 64.0
-    queue: int = 256
-    verify_seconds: float = 300.0
-    token_file: Path | None = None
-    tls_cert: Path | None = None
-    tls_key: Path | None = None
-    frozen: bool = False
-    logs: Path | None = None  # folder; None: no log, and no page at /monitor
 
 
 @dataclass(frozen=True)
@@ -145,20 +120,13 @@ def _service(
     adapter: Adapter, options: ServeOptions, on_answer: OnAnswer | None, replicas: Replicas | None
 ) -> Service:
     """The model with a worker in this process, or with replicas that `run` starts later."""
-    shared: dict[str, Any] = {
-        "name": options.name,
-        "verify_seconds": options.verify_seconds,
-        "batch": options.batch,
-        "wait": options.wait_ms / 1000,
-        "queue": options.queue,
-    }
     if replicas is None:
-        service = Service(adapter, **shared)
+        service = Service(adapter, options)
         service.add(_worker(lambda: adapter, options, on_answer))
         return service
     check_room(replicas.count, replicas.gpus)
     make = partial(_worker, replicas.make, options, on_answer)
-    return ReplicatedService(adapter, partial(RayReplica, make, replicas.gpus), **shared)
+    return ReplicatedService(adapter, options, partial(RayReplica, make, replicas.gpus))
 
 
 def _worker(

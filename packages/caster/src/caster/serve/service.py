@@ -11,7 +11,8 @@ import logging
 import math
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -51,6 +52,31 @@ READINGS = {
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class ServeOptions:
+    """How to serve; `caster serve --help` explains each."""
+
+    name: str  # of the model
+    folder: Path  # for the streams' files
+    host: str = "127.0.0.1"
+    http_port: int = 8000  # 0: any free port
+    grpc_port: int = 8001
+    batch: int = 64
+    wait_ms: float = 0.0
+    streams: int = 64  # in memory
+    max_streams: int = 10_000
+    idle_seconds: float = 300.0
+    snapshot_every: int = 64  # batches
+    request_mb: float = 64.0
+    queue: int = 256
+    verify_seconds: float = 300.0
+    token_file: Path | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    frozen: bool = False
+    logs: Path | None = None  # folder; None: no log, and no page at /monitor
+
+
 class AnyWorker(Protocol):
     """A `Worker` in this or another process."""
 
@@ -74,17 +100,10 @@ class AnyWorker(Protocol):
 class Lane:
     """A worker and its queue of requests."""
 
-    def __init__(
-        self,
-        worker: AnyWorker,
-        metrics: Metrics,
-        *,
-        batch: int,  # samples up to which requests of a stream are joined
-        wait: float,  # seconds that a request may wait for others to join it
-        queue: int,  # requests that may wait
-    ) -> None:
+    def __init__(self, worker: AnyWorker, metrics: Metrics, options: ServeOptions) -> None:
         self.worker, self._metrics, self.status = worker, metrics, Status()
-        self.batcher = Batcher(self._answer, batch=batch, wait=wait, limit=queue)
+        wait = options.wait_ms / 1000
+        self.batcher = Batcher(self._answer, batch=options.batch, wait=wait, limit=options.queue)
 
     def _answer(self, requests: Sequence[InferRequest]) -> list[Outcome]:
         answered = self.worker.answer(requests)
@@ -147,19 +166,12 @@ class Metrics:
 class Service:
     """One model, with a lane per worker."""
 
-    def __init__(
-        self,
-        adapter: Adapter,
-        *,
-        name: str,
-        verify_seconds: float,  # between checks of the weights
-        **queues: Any,  # options of every `Lane`
-    ) -> None:
-        self.adapter, self.name, self.metrics = adapter, name, Metrics()
+    def __init__(self, adapter: Adapter, options: ServeOptions) -> None:
+        self.adapter, self.name, self.metrics = adapter, options.name, Metrics()
         self.input_name, self.input_shape, self.input_dtype = input_signature(adapter.model)
         self.label_datatype = datatype_of(label_dtype(adapter.classes.dtype))
         self._changed: str | None = None  # why the model must no longer be used
-        self._verify_seconds, self._queues = verify_seconds, queues
+        self._options = options
         self._lanes: dict[str, Lane] = {}
         self.metrics.watch(
             streams_in_memory=lambda: sum(lane.status.streams for lane in self._all()),
@@ -175,7 +187,7 @@ class Service:
 
     def add(self, worker: AnyWorker, name: str = "0") -> None:
         """Add a worker that answers requests."""
-        self._lanes[name] = Lane(worker, self.metrics, **self._queues)
+        self._lanes[name] = Lane(worker, self.metrics, self._options)
 
     @property
     def broken(self) -> str | None:
@@ -268,8 +280,8 @@ class Service:
         """Move idle streams to disk and verify the weights periodically, until cancelled."""
         verified = time.monotonic()
         while True:
-            await asyncio.sleep(min(1.0, self._verify_seconds))
-            due = time.monotonic() - verified >= self._verify_seconds
+            await asyncio.sleep(min(1.0, self._options.verify_seconds))
+            due = time.monotonic() - verified >= self._options.verify_seconds
             for name, lane in list(self._lanes.items()):
                 await self._maintain_lane(name, lane, due)
             verified = time.monotonic() if due else verified
