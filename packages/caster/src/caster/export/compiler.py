@@ -127,7 +127,7 @@ def compiled(
 def _with_layers(model: OnnxModel, state: State, settings: LayerSettings) -> ModelProto:
     """Build the graph of mixture transport at the state's sites."""
     from caster.export.embedding import check_operators
-    from caster.export.layer_graph import Source, compile_layers, pieces_of  # imports spox
+    from caster.export.layer_graph import LayerGraph, Source, pieces_of  # imports spox
     from caster.export.plausibility_graph import PlausibilityGraph
     from caster.models.onnx.layers import fixed_sizes
     from caster.models.onnx.resting import Pieces
@@ -167,7 +167,8 @@ def _with_layers(model: OnnxModel, state: State, settings: LayerSettings) -> Mod
     )
     source = Source.of(layers, [site.positions for site in sites], state.moments.U.shape[0])
     idle_rows = 0 if takes_empty else 1
-    return compile_layers(twin, source, state.head, settings, is_plausible, pieces, idle_rows)
+    parts = twin, source, state.head, settings, is_plausible, pieces, idle_rows
+    return LayerGraph(*parts).compiled()
 
 
 def _state_tensors(graph: ModelProto) -> tuple[StateTensor, ...]:

@@ -132,45 +132,48 @@ def pieces_of(shape: Sequence[int | None]) -> Pieces:
     return Pieces(math.ceil(AT_REST / rows), rows)
 
 
-def compile_layers(
-    twin: ModelProto,
-    source: Source,
-    columns: Sequence[int],  # of the state's classes among the logits
-    settings: LayerSettings,
-    is_plausible: PlausibilityGraph,
-    pieces: Pieces,  # of the twin's resting copies
-    idle_rows: int,  # rows for a copy in a pass that does not need it
-) -> ModelProto:
-    """Build the graph that adapts to one batch of a stream.
+@dataclass(frozen=True, eq=False)
+class LayerGraph:
+    """The parts of a graph that adapts to one batch of a stream."""
 
-    Inputs: the images, under the model's own name, and the state, which starts as zeros. Outputs:
-    `probabilities` (n, C), `labels` (n,) as indices of the state's classes, `accepted`, `ratio`,
-    `reason` as an index into `REASONS`, and the next state.
-    """
-    from onnx.helper import tensor_dtype_to_np_dtype
+    twin: ModelProto
+    source: Source
+    columns: Sequence[int]  # of the state's classes among the logits
+    settings: LayerSettings
+    is_plausible: PlausibilityGraph
+    pieces: Pieces  # of the twin's resting copies
+    idle_rows: int  # rows for a copy in a pass that does not need it
 
-    images = twin.graph.input[0]
-    kind = images.type.tensor_type
-    shape = tuple(size.dim_value or None for size in kind.shape.dim)
-    initial = initial_state(source, settings.window)
-    with xp.under_construction():
-        inputs = {
-            images.name: argument(Tensor(tensor_dtype_to_np_dtype(kind.elem_type), shape)),
-            **{name: argument(Tensor(each.dtype, each.shape)) for name, each in initial.items()},
-        }
-        state = _initialised({name: GraphArray(inputs[name]) for name in initial}, initial)
-        batch = GraphArray(inputs[images.name])
-        step = _Step(twin, source, columns, settings, is_plausible, batch, state, idle_rows, pieces)
-        # A graph must declare the shapes of its outputs, and spox loses them in branches.
-        shapes: dict[str, tuple[int, ...]] = {
-            **{"probabilities": (-1, len(source.prior)), "labels": (-1,)},
-            **{f"{NEXT}{name}": each.shape for name, each in initial.items()},
-        }
-        found = {name: each.reshape(*shapes.get(name, ())) for name, each in step.answer().items()}
-        model = build(inputs, {name: each.var for name, each in found.items()})
-    embed(model, {NETWORK: twin, FIRST_LAYERS: is_plausible.first_layers})
-    _name_open_sizes(model)
-    return model
+    def compiled(self) -> ModelProto:
+        """Build the graph.
+
+        Inputs: the images, under the model's own name, and the state, which starts as zeros.
+        Outputs: `probabilities` (n, C), `labels` (n,) as indices of the state's classes,
+        `accepted`, `ratio`, `reason` as an index into `REASONS`, and the next state.
+        """
+        from onnx.helper import tensor_dtype_to_np_dtype
+
+        images = self.twin.graph.input[0]
+        kind = images.type.tensor_type
+        shape = tuple(size.dim_value or None for size in kind.shape.dim)
+        initial = initial_state(self.source, self.settings.window)
+        with xp.under_construction():
+            inputs = {
+                images.name: argument(Tensor(tensor_dtype_to_np_dtype(kind.elem_type), shape)),
+                **{name: argument(Tensor(v.dtype, v.shape)) for name, v in initial.items()},
+            }
+            state = _initialised({name: GraphArray(inputs[name]) for name in initial}, initial)
+            step = _Step(self, GraphArray(inputs[images.name]), state)
+            # A graph must declare the shapes of its outputs, and spox loses them in branches.
+            shapes: dict[str, tuple[int, ...]] = {
+                **{"probabilities": (-1, len(self.source.prior)), "labels": (-1,)},
+                **{f"{NEXT}{name}": each.shape for name, each in initial.items()},
+            }
+            found = {n: each.reshape(*shapes.get(n, ())) for n, each in step.answer().items()}
+            model = build(inputs, {name: each.var for name, each in found.items()})
+        embed(model, {NETWORK: self.twin, FIRST_LAYERS: self.is_plausible.first_layers})
+        _name_open_sizes(model)
+        return model
 
 
 def _name_open_sizes(model: ModelProto) -> None:
@@ -355,20 +358,12 @@ class _Step:
     """The graph of one batch."""
 
     def __init__(
-        self,
-        twin: ModelProto,
-        source: Source,
-        columns: Sequence[int],
-        settings: LayerSettings,
-        is_plausible: PlausibilityGraph,
-        images: GraphArray,
-        state: Mapping[str, GraphArray],
-        idle_rows: int,
-        pieces: Pieces,
+        self, parts: LayerGraph, images: GraphArray, state: Mapping[str, GraphArray]
     ) -> None:
-        self._twin, self._source, self._columns = twin, source, columns
-        self._settings, self._state, self._is_plausible = settings, state, is_plausible
-        self._images, self._idle_rows, self._pieces = images, idle_rows, pieces
+        source, settings = parts.source, parts.settings
+        self._twin, self._source, self._columns = parts.twin, source, parts.columns
+        self._settings, self._state, self._is_plausible = settings, state, parts.is_plausible
+        self._images, self._idle_rows, self._pieces = images, parts.idle_rows, parts.pieces
         self._squares = sum(site.width**2 for site in source.full)
         self._pi_s = xp.constant(source.prior)
         self._labels = LabelGraph.of(self._pi_s, _parts(state, "labels").values())
