@@ -14,6 +14,7 @@ from caster.core import adaptation, linalg
 from caster.models import cuda
 from caster.models.torch import TorchModel
 from tests.conftest import close, problem, to_numpy
+from tests.support.cpu_runner import run_graphs_on_the_cpu
 
 
 @pytest.fixture
@@ -59,30 +60,9 @@ def test_a_factor_that_fails_rejects_the_batch(as_on_gpu):
     assert torch.isnan(linalg.whiten(rows, broken)[1]).all()
 
 
-class LaneOfTheCpu:
-    """Runs what a lane records, and packs and copies it as one does."""
-
-    def __init__(self, device, first=False):
-        assert device.type == "cpu"
-        self.settings = []
-
-    def run(self, first, work, settings, overlap=False):
-        self.settings.append(settings)
-        outputs, _ = work(*first())
-        return cuda.Packed.of(outputs).copies(), lambda tensor: tensor.numpy
-
-
-def use_lane_of_the_cpu(monkeypatch):
-    monkeypatch.setattr(adapters, "on_gpu", lambda array: isinstance(array, torch.Tensor))
-    monkeypatch.setattr(adapters, "runs_on_gpu", lambda model: isinstance(model, TorchModel))
-    monkeypatch.setattr(cuda, "GraphRunner", LaneOfTheCpu)
-    monkeypatch.setattr(cuda, "fetch", lambda tensor: tensor.numpy)
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
-
-
 @pytest.fixture
-def lane(as_on_gpu, monkeypatch):
-    use_lane_of_the_cpu(monkeypatch)
+def cpu_runner(as_on_gpu, monkeypatch):
+    run_graphs_on_the_cpu(monkeypatch)
 
 
 @pytest.mark.parametrize("by_host", [False, True])
@@ -90,8 +70,8 @@ def lane(as_on_gpu, monkeypatch):
 @pytest.mark.parametrize("head", [(0, 1, 2, 3, 4), (2, 1, 0, 4, 3), None])
 @pytest.mark.parametrize("text", [False, True])
 @pytest.mark.parametrize("batch_size", [1, 6, 64])
-def test_an_adapter_on_a_lane_gives_the_same(
-    lane, monkeypatch, by_host, cuda_graph, head, text, batch_size
+def test_an_adapter_on_a_runner_gives_the_same(
+    cpu_runner, monkeypatch, by_host, cuda_graph, head, text, batch_size
 ):
     monkeypatch.setattr(adapters, "HOST_WORK", adapters.HOST_WORK if by_host else 0)
     h, y = problem()
@@ -123,7 +103,7 @@ def test_an_adapter_on_a_lane_gives_the_same(
 
 
 @pytest.mark.parametrize("by_host", [False, True])
-def test_a_stream_does_not_wait_for_answers_on_the_device(lane, monkeypatch, by_host):
+def test_a_stream_does_not_wait_for_answers_on_the_device(cpu_runner, monkeypatch, by_host):
     """Disagreements, which a label can judge, come with the verdict."""
     monkeypatch.setattr(adapters, "HOST_WORK", adapters.HOST_WORK if by_host else 0)
     h, y = problem()
@@ -144,7 +124,7 @@ def test_a_stream_does_not_wait_for_answers_on_the_device(lane, monkeypatch, by_
     assert classes == np.array(expected)[:, disputed].tolist()
 
 
-def test_a_smaller_batch_does_not_end_a_recording(lane):
+def test_a_smaller_batch_does_not_end_a_recording(cpu_runner):
     """Other settings would: the host adapts to batches of every size, or to none."""
     h, y = problem()
     clf = Caster(min_classes=2).fit(h, y)
@@ -158,7 +138,7 @@ def test_a_smaller_batch_does_not_end_a_recording(lane):
     assert all(settings == runner.settings[0] for settings in runner.settings)
 
 
-def test_unsound_numbers_reach_the_host(lane):
+def test_unsound_numbers_reach_the_host(cpu_runner):
     h, y = problem()
     clf = Caster().fit(h, y)
     model = TorchModel(torch.nn.Sequential(torch.nn.Identity(), torch.nn.Linear(12, 5)).double())

@@ -211,8 +211,8 @@ def test_energies_are_of_every_sample_and_channel(axis, windows):
     assert energies(values[:-1], axis, 4, mean) is None
 
 
-class Lane:
-    """Runs what a GPU's lane records, and copies it as one does."""
+class CpuRunner:
+    """A `GraphRunner` that runs the work directly, and copies its outputs."""
 
     def __init__(self, device):
         assert device.type == "cpu"
@@ -222,7 +222,7 @@ class Lane:
 
 
 def test_a_recorded_pass_finds_them(monkeypatch):
-    monkeypatch.setattr(cuda, "GraphRunner", Lane)
+    monkeypatch.setattr(cuda, "GraphRunner", CpuRunner)
     monkeypatch.setattr(alignment, "runs_on_gpu", lambda model: True)
     graph = TorchModel(model().module, cuda_graph=True)
     known = Source(batches=source().batches)

@@ -25,8 +25,8 @@ from caster.report.evaluation import evaluate
 from caster_bench.methods.gates import make_gate
 from caster_bench.methods.registry import create
 from caster_bench.methods.source import Source
-from tests.adapt.test_feature_transport import use_lane_of_the_cpu
 from tests.conftest import problem
+from tests.support.cpu_runner import run_graphs_on_the_cpu
 from tests.support.sampling import sampled
 
 NAMESPACES = {"numpy": np, "torch": torch, "strict": array_api_strict}
@@ -169,7 +169,7 @@ def test_jax(scale):
 def as_on_gpu(monkeypatch):
     for module in (linalg, feature_transport):
         monkeypatch.setattr(module, "on_gpu", lambda array: isinstance(array, torch.Tensor))
-    use_lane_of_the_cpu(monkeypatch)
+    run_graphs_on_the_cpu(monkeypatch)
 
 
 def test_the_gpu_path_rejects_as_well(as_on_gpu):
