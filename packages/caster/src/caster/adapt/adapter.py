@@ -162,7 +162,7 @@ class Adapter:
             return self._begin(inputs_of(batch))()
         with self._lock:  # serialise calls from several threads
             self._layers.reset()
-            return self._aligned(self._layers(inputs_of(batch)))
+            return self._labelled(self._layers(inputs_of(batch)))
 
     def stream(self, batches: Iterable[Any]) -> Iterator[Adaptation]:
         """Adapt to the batches of one stream, in order.
@@ -336,7 +336,7 @@ class Adapter:
 
     # --- aligned layers --------------------------------------------------------------------------
 
-    def _aligned(self, answer: LayerAnswer) -> Adaptation:
+    def _labelled(self, answer: LayerAnswer) -> Adaptation:
         """Convert the scores of aligned layers to labels."""
         labels = proposed = self._labels(answer.scores)
         if answer.adapted is not None and answer.adapted is not answer.scores:
@@ -442,7 +442,7 @@ class Stream:
         adapter = self.adapter
         if self._layers is not None:
             aligned = self._layers.begin(inputs_of(batch), outputs)
-            return lambda: self._recorded(adapter._aligned(aligned()))
+            return lambda: self._recorded(adapter._labelled(aligned()))
         if outputs is None:
             transported = adapter._begin(inputs_of(batch))
         else:

@@ -153,7 +153,7 @@ class GraphBuilder:
         return self.constant(np.array(numbers, np.int64))
 
     def split(self, value: ir.Value, sizes: list[int], axis: int = 0) -> Sequence[ir.Value]:
-        """Cut a value into pieces of these sizes."""
+        """Split a value into parts of these sizes."""
         if not sizes:
             return ()
         inputs, count = [value, self.ints(*sizes)], len(sizes)

@@ -26,13 +26,13 @@ from caster.models.onnx.graph_sites import OnnxSite
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-FOLDED = 256  # inputs of a 1x1 convolution, at most, whose weights have its map in them
-COLOURS = 4  # channels of images, at most: the first convolution reads no other layout anyway
+FOLDED = 256  # largest number of inputs of a 1x1 convolution to fold a diagonal map into
+COLOURS = 4  # largest number of channels of images, which have no fast layout anyway
 
 
 @dataclass(frozen=True)
 class Pieces:
-    """How a batch is cut."""
+    """How resting copies split a batch."""
 
     copies: int = 1
     rows: int = 0  # per piece; the last one takes the remainder
@@ -117,7 +117,7 @@ def _align(
 def _folded(
     build: GraphBuilder, found: Convolution, given: GivenMap
 ) -> tuple[ir.Value, ir.Value] | None:
-    """Weight and bias of a convolution with its map in them; None if it is better left constant."""
+    """Weight and bias of a convolution with the map folded in; None to leave them constant."""
     op, ints, sizes = build.op, build.ints, found.W.shape
     is_small = sizes[1] <= FOLDED or given.matrix is not None
     is_pointwise = math.prod(sizes[2:]) == 1
