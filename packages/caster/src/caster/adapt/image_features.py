@@ -27,7 +27,7 @@ from caster.io.image_files import UnreadableImage
 from caster.io.images import Images
 from caster.io.labels import Labels
 from caster.io.layer_arrays import Layers
-from caster.models.protocol import FrozenModel, Outputs, has_layers
+from caster.models.protocol import FrozenModel, Outputs, has_layers, is_torch
 
 if TYPE_CHECKING:
     from caster.models.activation_statistics import ActivationStatistics
@@ -136,7 +136,7 @@ def extract(
 
 def activation_statistics_for(model: FrozenModel, past: Layers | None = None) -> Statistics:
     """Activation statistics of a model's layers, continued from `past` if given."""
-    if hasattr(model, "twin"):
+    if is_torch(model):
         from caster.models.activation_statistics import ActivationStatistics
 
         return ActivationStatistics(model, past)

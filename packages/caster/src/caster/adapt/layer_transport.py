@@ -49,7 +49,7 @@ from caster.core.threads import SingleThread
 from caster.core.verdict import Verdict
 from caster.errors import CasterError
 from caster.models.heads import Columns
-from caster.models.protocol import Outputs
+from caster.models.protocol import Outputs, is_torch
 
 SHUFFLED = ("source", "prior")  # kinds of shuffled streams whose class mixture is known
 UNSHUFFLED = ("runs", "doubted")  # kinds of streams that do not look shuffled
@@ -633,7 +633,7 @@ def aligned_network(
     value_range: Range | None,
 ) -> AlignedNetwork:
     """Build the network with aligned layers in the model's runtime, torch or ONNX."""
-    if hasattr(model, "twin"):
+    if is_torch(model):
         from caster.adapt.alignment import Alignment
 
         return Alignment.of(model, layers, settings, value_range)

@@ -53,7 +53,7 @@ from caster.io.images import Images
 from caster.io.labels import Labels, as_labels, unique_labels
 from caster.io.subset import ImageSubset
 from caster.models.heads import head_columns
-from caster.models.protocol import FrozenModel, runs_on_gpu
+from caster.models.protocol import FrozenModel, is_torch, runs_on_gpu
 from caster.models.site_sums import rounded
 from caster.state import State
 
@@ -317,7 +317,7 @@ def fit_dataset(
                 if metadata.num_rows:
                     yield DatasetBlock(reference, metadata.num_rows, measured, known)
 
-    gpus = runs_on_gpu(model) or (hasattr(model, "twin") and has_gpus())
+    gpus = runs_on_gpu(model) or (is_torch(model) and has_gpus())
     make: Make = partial(on_gpu, lambda: model) if gpus else lambda: model
     options = dataset.context.execution_options
     was, options.preserve_order = options.preserve_order, True  # both passes in the same order

@@ -388,11 +388,12 @@ def on_cluster(
     Each does if the cluster has GPUs and the model can use them.
     """
     from caster.adapt.ray_pool import connected, has_gpus, on_gpu
+    from caster.models.protocol import is_torch
 
     with connected(address):
         chosen = {} if make is None else make.keywords
         gpus = any("CPU" not in name for name in chosen.get("providers") or ())
-        if make is not None and hasattr(model, "twin") and chosen.get("device") != "cpu":
+        if make is not None and is_torch(model) and chosen.get("device") != "cpu":
             gpus = has_gpus()
             make = partial(on_gpu, make) if gpus else make
         yield make, gpus

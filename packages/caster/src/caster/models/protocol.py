@@ -98,6 +98,11 @@ def prefix_errors(name: str) -> Iterator[None]:
         raise error.within(name) from None
 
 
+def is_torch(model: object) -> bool:
+    """Whether a model is a torch module."""
+    return hasattr(model, "twin")
+
+
 def has_layers(model: FrozenModel) -> bool:
     """Whether a model exposes its layers, as torch modules and ONNX graphs do."""
-    return hasattr(model, "twin") or hasattr(model, "session")
+    return is_torch(model) or hasattr(model, "session")
