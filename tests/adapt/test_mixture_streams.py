@@ -119,7 +119,7 @@ def test_a_correlated_stream_is_aligned_with_its_own_mixture(monkeypatch):
         out = stream(batch)
         made = passes.taken()
         if i:
-            assert stream._layers._labels.chain.is_correlated
+            assert stream._layers._classes.labels.chain.is_correlated
             assert out.mixture.sum() == pytest.approx(1)
         assert [how.depth for how in made] == [2, None]
         assert not made[-1].past_only
@@ -166,7 +166,7 @@ def test_runs_that_only_the_past_suggests_restart_the_memory(monkeypatch, shifts
     batches, labels = mixture_problem.changing(*shifts)
     found = [labels_of(stream(batch)) for batch in batches]
     assert np.mean(np.equal(found[-2:], labels[-2:])) >= 0.7
-    assert stream._layers._labels.kind != "runs"
+    assert stream._layers._classes.labels.kind != "runs"
     assert stream._layers._alignment.target.samples <= 4 * 64
 
 
@@ -177,7 +177,7 @@ def test_true_runs_are_seen_without_the_past(monkeypatch, after):
     batches, labels = mixture_problem.changing(0.3, after, sort=True)
     found = [labels_of(stream(batch)) for batch in batches]
     assert np.mean(np.equal(found[-4:], labels[-4:])) >= 0.95
-    assert stream._layers._labels.kind == "runs"
+    assert stream._layers._classes.labels.kind == "runs"
     assert sum(how.fresh for how in passes.taken()) == 1
     assert stream._layers._alignment.target.samples == 12 * 64
 
@@ -191,7 +191,7 @@ def test_a_small_batch_is_asked_only_after_a_change_of_shift(monkeypatch, size, 
     images, kinds = np.concatenate(batches[4:]), []
     for i in range(0, len(images), size):
         stream(images[i : i + size])
-        kinds.append(stream._layers._labels.kind)
+        kinds.append(stream._layers._classes.labels.kind)
     assert kinds[-1] == "runs"
     assert sum(how.fresh for how in passes.taken()) == looks
 

@@ -246,7 +246,7 @@ def test_a_long_tail_is_a_prior_and_not_runs():
     assert found.always() > found.frozen() - 0.01
     stream = adapter().new_stream()
     run(make_images(y, 8, shift=0.5), y, stream=stream)
-    assert not stream._layers._labels.chain.is_correlated
+    assert not stream._layers._classes.labels.chain.is_correlated
 
 
 @pytest.mark.parametrize("size", first_fast([64, 8]))

@@ -193,7 +193,7 @@ def test_streams_in_runs_never_rest():
     y = np.sort(labels_of())
     stream = fitted().new_stream()
     _, resting = answered(stream, batches_of(make_images(y, 8, shift=0.5)))
-    assert stream._layers._labels.chain.is_correlated
+    assert stream._layers._classes.labels.chain.is_correlated
     assert not any(resting)
 
 
@@ -267,10 +267,10 @@ def test_a_long_tail_rests_with_corrected_scores():
     found = run(x[: CHANGE * SIZE], y[: CHANGE * SIZE], SIZE, stream)
     assert is_resting(stream)
     assert all(found.knows[3:FULL])  # from 256 samples on
-    labels = stream._layers._labels
+    labels = stream._layers._classes.labels
     assert labels.kind == "prior"
     reference = stream.adapter.resume(stream.state())._layers._alignment
-    how = Pass(mixture=stream._layers._mixture, past_only=True)
+    how = Pass(mixture=stream._layers._classes.mixture, past_only=True)
     correction = torch.from_numpy(np.log(labels.prior / labels.chain.prior)).float()
     assert correction.max() - correction.min() > 1  # of a prior from 1/2 to 1/64
     batch = x[CHANGE * SIZE : (CHANGE + 1) * SIZE]
@@ -386,7 +386,7 @@ def test_a_change_ends_the_rest_at_once(change):
         same(out, reference(batch))
     same_state(stream.state(), reference.state())
     if change == "sorted":
-        assert stream._layers._labels.chain.is_correlated
+        assert stream._layers._classes.labels.chain.is_correlated
     else:
         assert stream._layers._alignment.target.samples == 5 * SIZE  # the past is forgotten
 

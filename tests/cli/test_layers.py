@@ -352,14 +352,14 @@ def test_every_batch_is_judged_by_the_images_so_far(typed, made):
     order = np.random.default_rng(0).permutation(len(TARGET))
     model, state = model_of(made, "resnet"), states.load(made / "BN.caster")
     aligned, frozen = (create(n, model, state) for n in ("mixture-transport-ungated", "frozen"))
-    seen = StreamLabels.start(aligned.transport._start.chain.prior)
+    seen = StreamLabels.start(aligned.transport._start.labels.chain.prior)
     past, was_in_runs = [], False
     rows = rows_of()[::8]
     for row, images in zip(rows, np.split(order, 16), strict=True):
         batch = prepared(SHIFTED)[images]
         scores, logits = (m.predict(batch).logits.double().numpy() for m in (aligned, frozen))
         seen = seen.observe(softmax(logits, axis=1)).advance(softmax(logits, axis=1))
-        labels = aligned.transport._labels
+        labels = aligned.transport._classes.labels
         in_runs = labels.chain.is_correlated
         prior = np.log(labels.prior / labels.chain.prior)
         past = [] if in_runs != was_in_runs else past  # a stream that turns starts a new window

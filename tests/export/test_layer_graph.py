@@ -107,7 +107,7 @@ def same_streams(batches, ours, theirs):
         np.testing.assert_allclose(found.probabilities, p, atol=1e-4)
         np.testing.assert_array_equal(found.labels, found.probabilities.argmax(1))
         np.testing.assert_array_equal(ours.state["schedule"], theirs._schedule.state())
-        assert label_graph.KINDS[ours.state["labels.kind"]] == theirs._labels.kind
+        assert label_graph.KINDS[ours.state["labels.kind"]] == theirs._classes.labels.kind
         assert float(ours.state["past.count"]) == pytest.approx(theirs._alignment.target.samples)
         reasons.append((verdict.reason, verdict.accepted))
     return reasons
@@ -140,7 +140,7 @@ def test_new_runs_are_confirmed_as_in_python(fitted, tmp_path, monkeypatch, befo
     batches, _ = problem.changing(before, after, sort)
     ours, theirs = CompiledStream(cut(fitted, tmp_path)), in_python(fitted)
     same_streams(batches, ours, theirs)
-    assert (theirs._labels.kind == "runs") == sort
+    assert (theirs._classes.labels.kind == "runs") == sort
     assert (theirs._alignment.target.samples == 12 * 64) == sort
 
 
@@ -150,7 +150,7 @@ def test_small_batches_are_not_asked_as_in_python(fitted):
     images = problem.make_images(np.concatenate(labels), 39)
     ours, theirs = CompiledStream(fitted.path()), in_python(fitted)
     same_streams(in_batches(images, 24), ours, theirs)
-    assert theirs._labels.kind == "runs"
+    assert theirs._classes.labels.kind == "runs"
     assert theirs._alignment.target.samples == 224
 
 
@@ -165,7 +165,7 @@ def test_doubt_after_a_change_of_shift_is_confirmed_as_in_python(
     images = np.concatenate([problem.make_images(*part) for part in parts])
     ours, theirs = CompiledStream(cut(fitted, tmp_path)), in_python(fitted)
     same_streams(in_batches(images, 64), ours, theirs)
-    assert theirs._labels.kind == "doubted"
+    assert theirs._classes.labels.kind == "doubted"
     assert (theirs._alignment.target.samples == 12 * 64) == stays
 
 
@@ -177,7 +177,7 @@ def test_runs_that_end_a_doubt_are_confirmed_as_in_python(fitted):
     ours, theirs, kinds = CompiledStream(fitted.path()), in_python(fitted), []
     for batch in in_batches(images, 64):
         same_streams([batch], ours, theirs)
-        kinds.append(theirs._labels.kind)
+        kinds.append(theirs._classes.labels.kind)
     assert kinds == ["doubted"] * 2 + ["runs"] * 4
     assert theirs._alignment.target.samples == 4 * 64
 
@@ -199,7 +199,7 @@ def test_doubt_begins_and_ends_as_in_python(fitted):
         found.append(
             (label_graph.KINDS[ours.state["labels.kind"]], float(ours.state["past.count"]))
         )
-        assert found[-1] == (theirs._labels.kind, theirs._alignment.target.samples)
+        assert found[-1] == (theirs._classes.labels.kind, theirs._alignment.target.samples)
     assert found[:4] == [("doubted", 64), ("doubted", 128), ("doubted", 192), ("prior", 64)]
     assert found[-1][0] == "runs"
 

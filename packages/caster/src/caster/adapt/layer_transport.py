@@ -82,14 +82,41 @@ class LayerAnswer:
 
 
 @dataclass(frozen=True, eq=False)
+class _Classes:
+    """What a stream knows of its classes."""
+
+    labels: StreamLabels  # by predictions with aligned layers
+    frozen_labels: StreamLabels  # by those of the frozen model
+    mixture: NDArray[np.float64]  # (C,), of all samples in the target's moments
+
+    @property
+    def reference(self) -> NDArray[np.float64] | None:  # (C,)
+        """Mixture to align the past with; None if it is the source's."""
+        return as_reference(self.mixture, self.labels.chain.prior)
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """The memory as named arrays."""
+        known = {**self.labels.state("labels"), **self.frozen_labels.state("frozen_labels")}
+        return {**known, "mixture": self.mixture}
+
+    def resumed(self, state: Mapping[str, NDArray[Any]]) -> Self:
+        """Continue from a `state`; raise ValueError if it is invalid."""
+        labels, frozen = (self.labels.resumed(state, name) for name in ("labels", "frozen_labels"))
+        mixture = np.asarray(state["mixture"], float)
+        fits = mixture.shape == self.mixture.shape and (mixture >= 0).all()
+        if not fits or not math.isclose(mixture.sum(), 1.0, rel_tol=1e-6):
+            raise ValueError("impossible mixture")
+        return type(self)(labels, frozen, mixture)
+
+
+@dataclass(frozen=True, eq=False)
 class _Proposal:
     """Answer to a batch with aligned layers, and the stream's memory if it is accepted."""
 
     features: Array  # (n, d)
     logits: Array  # (n, C)
     scores: Array  # (n, C), logits corrected by the stream's class order or class prior
-    labels: StreamLabels | None = None
-    mixture: NDArray[np.float64] | None = None  # (C,), of all samples in the target's moments
+    classes: _Classes | None = None
     batch_mixture: NDArray[np.float64] | None = None  # (C,), of this batch, if not the source's
     settled: bool = False  # aligned with past statistics alone, in one pass
     fresh: bool = False  # the memory restarts with this batch
@@ -158,7 +185,10 @@ class LayerTransport:
             input_range if model.preprocessing is None else model.preprocessing.value_range
         )
         self._alignment = aligned_network(model, layers, self.settings, value_range)
-        self._start = first_labels((layers or {}).values()) if self.settings.mixture else None
+        self._start: _Classes | None = None  # what a stream without samples knows
+        if self.settings.mixture:
+            labels = first_labels((layers or {}).values())
+            self._start = _Classes(labels, labels, labels.chain.prior)
         self._shallow = math.ceil(FIRST_PASS * len(self.sites))
         self._begin_stream()
 
@@ -170,11 +200,7 @@ class LayerTransport:
         self._rest: _Rest | None = None
         self._begun: deque[_BegunBatch] = deque()
         self._guard = SingleThread()
-        self._reset_labels()
-
-    def _reset_labels(self) -> None:
-        self._labels = self._frozen_labels = self._start
-        self._mixture = None if self._start is None else self._start.chain.prior
+        self._classes = self._start
 
     # --- a batch, from its launch to its answer --------------------------------------------------
 
@@ -258,17 +284,15 @@ class LayerTransport:
 
     def _can_rest(self, samples: int) -> bool:
         """Whether the stream rests after these samples, unless a comparison is due."""
-        labels = self._labels
-        if labels is None or labels.kind not in SHUFFLED or not self._monitor.is_ready:
+        classes = self._classes
+        if classes is None or classes.labels.kind not in SHUFFLED or not self._monitor.is_ready:
             return False
         return self._schedule.accepted and self._alignment.target.is_full(samples)
 
     def _begin_rest(self, batch: Array) -> _Rest | None:
         """Fold the maps into the network; None if that fails with this batch."""
-        labels, mixture = self._labels, self._mixture
-        assert labels is not None
-        assert mixture is not None
-        wanted = as_reference(mixture, labels.chain.prior)
+        assert self._classes is not None
+        labels, wanted = self._classes.labels, self._classes.reference
         how = Pass(full=wanted is None, mixture=wanted, past_only=True, in_parts=True)
         if not self._alignment.fold(batch, how, self._schedule.left // len(batch)):
             return None
@@ -339,7 +363,7 @@ class LayerTransport:
         `changed` in a rest, the next rests are short, so that the memory can follow.
         """
         proposal = None
-        rests = self._labels is not None  # such a stream skips comparisons in its rests instead
+        rests = self._classes is not None  # such a stream skips comparisons in its rests instead
         if self._schedule.skips and not rests:
             if self._schedule.accepted:
                 proposal = self._adapted(batch, trusted=True)
@@ -373,15 +397,16 @@ class LayerTransport:
         layers collapsed, their predictions would look like a run of one class. While the classes
         are in doubt, the shallow pass is the answer and the second pass only feeds the memory.
         """
-        if self._labels is None or self._mixture is None:
+        classes, n = self._classes, len(batch)
+        if classes is None:
             features, logits = self._aligned(batch, WHOLE)
             return _Proposal(features, logits, logits)
-        source, n = self._labels.chain.prior, len(batch)
-        found, labels, settled, fresh = self._first_pass(batch, self._labels, trusted)
+        found, labels, settled, fresh = self._first_pass(batch, classes, trusted)
         kept, batch_mixture = 0.0 if fresh else self._kept(n), labels.mixture
-        mixture = merged_mixture(self._mixture, kept, batch_mixture, n)
+        mixture = merged_mixture(classes.mixture, kept, batch_mixture, n)
+        classes = replace(classes, labels=labels, mixture=mixture)
         if not settled:
-            whole = self._aligned(batch, Pass(mixture=as_reference(mixture, source), fresh=fresh))
+            whole = self._aligned(batch, Pass(mixture=classes.reference, fresh=fresh))
             found = found if labels.kind == "doubted" else whole
         features, logits = found
         answers, labels = labels.answer(host_probabilities(logits))
@@ -389,19 +414,19 @@ class LayerTransport:
         if answers is not None:
             scores = like(np.log(answers.clip(min=MIN_PROBABILITY)), logits, logits.dtype)
         known = batch_mixture if labels.kind in ("runs", "prior") else None
-        return _Proposal(features, logits, scores, labels, mixture, known, settled, fresh)
+        classes = replace(classes, labels=labels)
+        return _Proposal(features, logits, scores, classes, known, settled, fresh)
 
     def _first_pass(
-        self, batch: Array, labels: StreamLabels, trusted: bool
+        self, batch: Array, classes: _Classes, trusted: bool
     ) -> tuple[tuple[Array, Array], StreamLabels, bool, bool]:
-        """Find the classes of a batch, given the labels of the stream so far.
+        """Find the classes of a batch, given those of the stream so far.
 
         Returns features and logits, the labels after the batch, whether the past was enough to
         align all layers, and whether the batch shows that the past is out of date.
         """
-        assert self._mixture is not None
+        labels, wanted = classes.labels, classes.reference
         settled = trusted and self._is_settled(labels, len(batch))
-        wanted = as_reference(self._mixture, labels.chain.prior)
         # Streams that rest are compared rarely, so saving memory matters more than speed.
         rare = self._schedule.every > 1 and self._can_rest(len(batch))
         by_past = Pass(full=wanted is None, mixture=wanted, past_only=True, in_parts=rare)
@@ -418,7 +443,7 @@ class LayerTransport:
         if not fresh and self._must_confirm(labels.kind, seen.kind, len(batch)):
             # If the batch alone does not confirm it, the past and its labels are out of date.
             assert self._start is not None
-            by_itself = self._seen(batch, alone, self._start)
+            by_itself = self._seen(batch, alone, self._start.labels)
             if by_itself[1].kind not in ("runs", seen.kind):
                 fresh, (found, seen) = True, by_itself
         if labels.kind == "doubted" and seen.kind in ("runs", "prior"):
@@ -482,9 +507,9 @@ class LayerTransport:
         if proposal.fresh:
             self._monitor.reset()
         self._alignment.commit()
-        if proposal.settled and self._labels is not None and self._labels.kind in SHUFFLED:
+        classes, self._classes = self._classes, proposal.classes
+        if proposal.settled and classes is not None and classes.labels.kind in SHUFFLED:
             self._monitor.learn(proposal.features, proposal.scores)
-        self._labels, self._mixture = proposal.labels, proposal.mixture
 
     def _compared(self, proposal: _Proposal, frozen: Array) -> LayerAnswer:
         ratio = self._ratio(proposal, frozen)
@@ -494,20 +519,23 @@ class LayerTransport:
         return replace(self._ungated(proposal), scores=scores, verdict=verdict, frozen=frozen)
 
     def _ratio(self, proposal: _Proposal, frozen: Array) -> float:
-        certificate, labels = self._certificate, proposal.labels
-        frozen_is_source = labels is not None and self._frozen_is_source(frozen)
-        if labels is None or labels.kind == "runs":
+        certificate, classes = self._certificate, proposal.classes
+        frozen_is_source = classes is not None and self._frozen_is_source(frozen)
+        if classes is None or classes.labels.kind == "runs":
             return certificate.update(proposal.scores, frozen)
+        labels = classes.labels
         errors, norms = certificate.update_shuffled(proposal.logits, frozen, labels.correction)
         return gating_ratio(errors, norms, labels.kind == "source", frozen_is_source)
 
     def _frozen_is_source(self, logits: Array) -> bool:  # (n, C)
         """Whether the frozen predictions look shuffled, with the class mixture of the source."""
         p = host_probabilities(logits)
-        assert self._frozen_labels is not None
+        assert self._classes is not None
+        labels = self._classes.frozen_labels
         if np.isfinite(p).all():
-            self._frozen_labels = self._frozen_labels.observe(p).advance(p)
-        return self._frozen_labels.kind == "source"
+            labels = labels.observe(p).advance(p)
+            self._classes = replace(self._classes, frozen_labels=labels)
+        return labels.kind == "source"
 
     def _ungated(self, proposal: _Proposal) -> LayerAnswer:
         """The adapted answer, without a comparison."""
@@ -552,7 +580,7 @@ class LayerTransport:
             self._monitor.reset()
             self._end_rest()
             self._begun.clear()
-            self._reset_labels()
+            self._classes = self._start
 
     def compare_every(self, windows: int) -> None:
         """From the next batch on, compare with the frozen model in one of so many windows."""
@@ -565,16 +593,13 @@ class LayerTransport:
             return {
                 **self._alignment.target.state(),
                 **self._certificate.state(),
-                **self._label_state(),
+                **self._class_state(),
                 **self._monitor.state(),
                 "schedule": self._schedule.state(),
             }
 
-    def _label_state(self) -> dict[str, NDArray[Any]]:
-        if self._labels is None or self._frozen_labels is None:
-            return {}
-        known = {**self._labels.state("labels"), **self._frozen_labels.state("frozen_labels")}
-        return {**known, "mixture": np.asarray(self._mixture)}
+    def _class_state(self) -> dict[str, NDArray[Any]]:
+        return {} if self._classes is None else self._classes.state()
 
     def resume(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Continue exactly where a stream was when its `state` was taken."""
@@ -585,15 +610,10 @@ class LayerTransport:
             self._monitor.resume(state)
             self._end_rest()
             if self._start is not None:
-                labels = self._start.resumed(state, "labels")
-                frozen = self._start.resumed(state, "frozen_labels")
-                mixture = np.asarray(state["mixture"], float)
-                fits = mixture.shape == labels.chain.prior.shape and (mixture >= 0).all()
-                if not fits or not math.isclose(mixture.sum(), 1.0, rel_tol=1e-6):
-                    raise ValueError("impossible mixture")
-                if state["certificate.rows"].shape[2] not in (0, len(mixture)):
+                classes = self._start.resumed(state)
+                if state["certificate.rows"].shape[2] not in (0, len(classes.mixture)):
                     raise ValueError("logits of other classes")
-                self._labels, self._frozen_labels, self._mixture = labels, frozen, mixture
+                self._classes = classes
 
     @property
     def sites(self) -> list[Site]:
@@ -618,7 +638,7 @@ class LayerTransport:
     @property
     def stream_bytes(self) -> int:
         """Size of the stream's memory."""
-        known = [*self._label_state().values(), *self._certificate.state().values()]
+        known = [*self._class_state().values(), *self._certificate.state().values()]
         return self._alignment.target.nbytes + sum(array.nbytes for array in known)
 
 
