@@ -16,6 +16,7 @@ import pytest
 from PIL import Image, features
 
 from caster import CasterError
+from caster.io import image_files
 from caster.io.image_files import UnreadableImage, decode, describe_skipped, formats
 from caster.io.images import open_images
 from tests.support.image_files import noise, rejection
@@ -220,6 +221,23 @@ def test_a_flat_folder(tmp_path):
     assert "has no labels: give a folder with one folder per class" in rejection(
         tmp_path, labelled=True
     )
+
+
+def test_a_flat_folder_is_listed_in_linear_time(tmp_path, monkeypatch):
+    compared = []
+
+    class Name(str):
+        __slots__ = ()
+        __hash__ = str.__hash__
+
+        def __eq__(self, other):
+            compared.append(1)
+            return super().__eq__(other)
+
+    names = [Name(f"{i}.png") for i in range(2000)]
+    monkeypatch.setattr(image_files, "list_folder", lambda folder: names)
+    assert len(open_images(tmp_path)) == len(names)
+    assert len(compared) < 10 * len(names)
 
 
 def test_images_next_to_class_folders(tree):

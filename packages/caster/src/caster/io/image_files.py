@@ -215,11 +215,8 @@ def open_folder(folder: Path, all_classes: bool = False) -> FileImages:
     folders = {name for name in inside if os.path.isdir(folder / name)}
     classes = [name for name in inside if name in folders and not name.startswith(".")]
     images = [name for name in inside if _is_image(name) and name not in folders]
-    skipped = [
-        f"{name}/" if name in folders else name
-        for name in inside
-        if name not in classes and name not in images
-    ]
+    others = set(inside).difference(classes, images)
+    skipped = [f"{name}/" if name in folders else name for name in inside if name in others]
     by_class = {name: images_below(folder, name, skipped) for name in classes}
     filled = [name for name in classes if by_class[name]]
     if images and filled:
