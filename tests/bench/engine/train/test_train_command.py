@@ -46,13 +46,13 @@ def test_plain_training_has_its_own_default_file(files, tmp_path, monkeypatch):
 
 def test_ctrl_c(command, monkeypatch):
     def interrupted(*args, **settings):
-        raise KeyboardInterrupt("0 of 2 epochs are saved; run it again to continue")
+        raise KeyboardInterrupt("1 of 2 epochs are saved; run it again to continue")
 
     monkeypatch.setattr(training_run, "train", interrupted)
     stopped = caster(*command)
     assert stopped.exit_code == 130
     assert stopped.output == (
-        "caster: interrupted, 0 of 2 epochs are saved; run it again to continue\n"
+        "caster: interrupted, 1 of 2 epochs are saved; run it again to continue\n"
     )
 
 

@@ -103,7 +103,16 @@ def test_another_seed_is_another_network(some, tmp_path):
     assert len({digest_of(checkpoint.load(path)[0]) for path in paths}) == 2
 
 
-def test_ctrl_c_resumes_from_the_last_saved_epoch(some, tmp_path):
+@pytest.mark.parametrize(
+    ("error", "message", "save_every"),
+    [
+        (KeyboardInterrupt, r"^2 of 4 epochs are saved; run it again", 60),
+        (RuntimeError, "^failed$", 0),
+    ],
+)
+def test_an_interrupted_run_resumes_after_its_complete_epochs(
+    error, message, save_every, some, tmp_path
+):
     name, recipe = "mini-vit", HARD["mini-vit"]
     whole, out = tmp_path / "whole.safetensors", tmp_path / "net.safetensors"
     train(name, recipe, *some, whole)
@@ -111,10 +120,10 @@ def test_ctrl_c_resumes_from_the_last_saved_epoch(some, tmp_path):
     def interrupt(stage, done, total):
         assert total == 4 * 3
         if done == 8:  # in the third epoch
-            raise KeyboardInterrupt
+            raise error("failed")
 
-    with pytest.raises(KeyboardInterrupt, match=r"^2 of 4 epochs are saved; run it again"):
-        train(name, recipe, *some, out, save_every=0, progress=interrupt)
+    with pytest.raises(error, match=message):
+        train(name, recipe, *some, out, save_every=save_every, progress=interrupt)
     assert len(curve(out)) == 2
     train(name, recipe, *some, out)
     assert timeless(out) == timeless(whole)
@@ -125,7 +134,9 @@ def test_ctrl_c_before_anything_is_saved(some, tmp_path):
     def interrupt(stage, done, total):
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt, match=r"^0 of 4 epochs are saved"):
+    with pytest.raises(
+        KeyboardInterrupt, match=r"^0 of 4 epochs are saved; the next run starts again"
+    ):
         train("mini-vit", HARD["mini-vit"], *some, tmp_path / "net.safetensors", progress=interrupt)
 
 
@@ -424,7 +435,7 @@ def test_classes_are_those_of_the_training_images(tmp_path):
     np.savez(tmp_path / "c.npz", images=images, labels=["d", "c", "b", "b"])
     train = read(str(tmp_path / "a.npz"))
     assert read(str(tmp_path / "b.npz"), None, train.classes).labels.tolist() == [2, 2, 1, 1]
-    with pytest.raises(CasterError, match="label 'd' is not among"):
+    with pytest.raises(CasterError, match="label 'd' is not one of the 3 classes"):
         read(str(tmp_path / "c.npz"), None, train.classes)
 
 

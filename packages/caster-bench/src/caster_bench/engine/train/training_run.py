@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -27,7 +27,7 @@ from caster_bench.engine.train.images import LabelledImages
 from caster_bench.engine.train.recipe import Recipe
 from caster_bench.engine.train.trainer import Trainer, accuracy
 
-SAVE_EVERY = 60.0  # seconds; a crash loses at most that, and an epoch
+SAVE_EVERY = 60.0  # seconds; a crash loses at most that and an epoch, Ctrl-C only an epoch
 MEASURE_EVERY = 5  # epochs
 FORMAT = "caster-training-1"
 Row = dict[str, Any]  # of the curve: epoch, loss, accuracy, lr, seconds
@@ -123,6 +123,7 @@ class _Run:
         if self.work_path.exists():
             self.curve = restore(self.work_path, self.trainer, planned.origin)
         self.saved = len(self.curve)  # epochs in the file
+        self.complete: _Snapshot | None = None  # after the last epoch
         if self.trainer.device.type == "cuda":
             self.trainer.compile(done=len(self.curve))
 
@@ -132,13 +133,14 @@ class _Run:
         with replacing(self.curve_path) as temporary:  # without epochs that were lost
             temporary.write_text("".join(map(_line, self.curve)))
         saved_at = time.monotonic()
-        with self._reporting_saved_epochs():
+        with self._saving_on_ctrl_c():
             while len(self.curve) < total:
                 self._epoch(len(self.curve) + 1)
+                self.complete = _Snapshot.of(self.trainer, self.curve)
                 late = seconds is not None and self._would_exceed(seconds)
                 if late or time.monotonic() - saved_at >= self.save_every:
-                    save(self.work_path, self.trainer, self.planned.origin, self.curve)
-                    self.saved, saved_at = len(self.curve), time.monotonic()
+                    self._save()
+                    saved_at = time.monotonic()
                 if late and len(self.curve) < total:
                     return Outcome(len(self.curve), total, None)
             return Outcome(total, total, self._finish())
@@ -175,13 +177,21 @@ class _Run:
         self.work_path.unlink(missing_ok=True)
         return checkpoint.inspect(self.out)  # read back what is on the disk
 
+    def _save(self) -> None:
+        """Save the complete epochs, unless they are saved."""
+        if self.complete is not None and len(self.complete.curve) > self.saved:
+            self.complete.save(self.work_path, self.planned.origin)
+            self.saved = len(self.complete.curve)
+
     @contextmanager
-    def _reporting_saved_epochs(self) -> Iterator[None]:
+    def _saving_on_ctrl_c(self) -> Iterator[None]:
         try:
             yield
         except KeyboardInterrupt:
+            self._save()
+            hint = "run it again to continue" if self.saved else "the next run starts again"
             saved = f"{self.saved} of {self.recipe.epochs} epochs are saved"
-            raise KeyboardInterrupt(f"{saved}; run it again to continue") from None
+            raise KeyboardInterrupt(f"{saved}; {hint}") from None
 
 
 def _planned(
@@ -226,12 +236,28 @@ def _line(row: Row) -> str:
 # --- the state of an unfinished run: safetensors, never pickle ---------------------------------
 
 
-def save(path: Path, trainer: Trainer, origin: dict[str, str], curve: list[Row]) -> None:
-    """Save a trainer after an epoch, replacing an earlier state."""
-    metadata = {"format": FORMAT, "origin": json.dumps(origin), "curve": json.dumps(curve)}
-    tensors = {name: value.detach().contiguous() for name, value in _tensors(trainer).items()}
-    with replacing(path) as temporary:
-        save_file(tensors, temporary, metadata)
+@dataclass(frozen=True, eq=False)
+class _Snapshot:
+    """A copy of a trainer after an epoch: an interrupt may come while the next one changes it."""
+
+    tensors: dict[str, Tensor]  # in the host's memory
+    curve: list[Row]
+
+    @classmethod
+    def of(cls, trainer: Trainer, curve: list[Row]) -> Self:
+        """Copy the state of a trainer."""
+        plain = torch.contiguous_format
+        copies = {
+            name: value.detach().to("cpu", copy=True, memory_format=plain)
+            for name, value in _tensors(trainer).items()
+        }
+        return cls(copies, list(curve))
+
+    def save(self, path: Path, origin: dict[str, str]) -> None:
+        """Write the copy, replacing an earlier state."""
+        metadata = {"format": FORMAT, "origin": json.dumps(origin), "curve": json.dumps(self.curve)}
+        with replacing(path) as temporary:
+            save_file(self.tensors, temporary, metadata)
 
 
 def restore(path: Path, trainer: Trainer, origin: dict[str, str]) -> list[Row]:
