@@ -189,6 +189,7 @@ def test_bad_input_is_one_line(folder, tmp_path):
     assert "does not exist" in refusal("fit", tmp_path / "none.npz", "-o", tmp_path / "s")
     assert "has no `labels`" in refusal("fit", target, "-o", tmp_path / "s")
     assert "no folder" in refusal("fit", source, "-o", tmp_path / "no" / "s")
+    assert "has the name of an ONNX file" in refusal("fit", source, "-o", tmp_path / "s.onnx")
     assert "k_max must be" in refusal("fit", source, "-o", tmp_path / "s", "--k-max", 0)
     assert "not a caster state" in refusal("predict", source, target, "-o", out)
     assert "does not exist" in refusal("predict", tmp_path / "none", target, "-o", out)
@@ -220,6 +221,13 @@ def test_ctrl_c_ends_in_one_line_and_leaves_nothing(folder, tmp_path, monkeypatc
     assert result.exit_code == 130
     assert result.stderr == "caster: interrupted, nothing was written\n"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unreadable_state_ends_in_one_line(tmp_path, monkeypatch):
+    (tmp_path / "s.caster").touch()
+    monkeypatch.setattr("os.access", lambda path, mode, **options: False)  # root may read anything
+    for command in ("doctor", "inspect"):
+        assert "is truncated, damaged or not" in refusal(command, tmp_path / "s.caster")
 
 
 def test_the_module_runs_as_the_command():

@@ -20,7 +20,11 @@ if TYPE_CHECKING:
 def compile(
     model: Annotated[
         Path,
-        typer.Argument(metavar="MODEL.onnx", help="Classifier that the state was fitted with."),
+        typer.Argument(
+            metavar="MODEL.onnx",
+            help="Classifier that the state was fitted with.",
+            readable=False,
+        ),
     ],
     state: StateFile,
     compiled: Annotated[

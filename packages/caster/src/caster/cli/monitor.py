@@ -24,7 +24,9 @@ def monitor(
     log: Annotated[
         Path,
         typer.Argument(
-            metavar="LOG", help="Folder with logs, from `caster predict --log` or `caster serve`."
+            metavar="LOG",
+            help="Folder with logs, from `caster predict --log` or `caster serve`.",
+            readable=False,
         ),
     ],
     stream: Annotated[str | None, typer.Option(metavar="ID", help="Show this stream only.")] = None,
