@@ -413,7 +413,7 @@ def test_preprocessing_of_one_channel(save, layout, shape):
     grey = Preprocessing.in_graph(layout, "float32", "grey")
     assert OnnxModel(path, preprocessing="in-graph").preprocessing == grey
     coloured = Preprocessing.in_graph(layout, "float32")
-    assert 'set channels to "grey"' in rejection(path, preprocessing=coloured)
+    assert 'set `channels` to "grey"' in rejection(path, preprocessing=coloured)
 
 
 @pytest.mark.parametrize(
@@ -439,9 +439,14 @@ def test_a_preprocessing_that_fits(gemm, save):
     ("changes", "reason"),
     [
         ({"layout": "NHWC"}, "takes (any, 3, 4, 4), the preprocessing makes (any, any, any, 3)"),
-        ({"dtype": "float16"}, "takes float32, the preprocessing makes float16"),
-        ({"crop": (4, 5)}, "makes (any, 3, 4, 5) (NCHW)"),
-        ({"resize": (5, 5), "interpolation": "box"}, "makes (any, 3, 5, 5) (NCHW)"),
+        ({"layout": "NHWC"}, ' (NHWC): set `layout` to "NCHW" in preprocessing='),
+        ({"dtype": "float16"}, "takes float32, the preprocessing makes float16: set `dtype`"),
+        ({"crop": (4, 5)}, "makes (any, 3, 4, 5) (NCHW): set `crop` to [4, 4]"),
+        ({"resize": (5, 5), "interpolation": "box"}, "3, 5, 5) (NCHW): set `resize` to [4, 4]"),
+        (
+            {"channels": "grey", "mean": (0.5,), "std": (0.5,), "crop": (5, 5)},
+            ': set `channels` to "RGB" or "BGR" and `crop` to [4, 4] in',
+        ),
     ],
 )
 def test_a_preprocessing_that_does_not_fit(gemm, changes, reason):
@@ -580,6 +585,9 @@ def test_providers(gemm, monkeypatch):
     message = f"no provider NoExecutionProvider: onnxruntime here has {offered}"
     assert rejection(gemm, providers=["NoExecutionProvider"]) == message
     assert "no provider none" in rejection(gemm, providers=[])
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CPUExecutionProvider"])
+    message = rejection(gemm, providers=["CUDAExecutionProvider"])
+    assert message.endswith("; install onnxruntime-gpu in place of onnxruntime")
     both = ["CUDAExecutionProvider", "CPUExecutionProvider"]
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: both)
     with warnings.catch_warnings():

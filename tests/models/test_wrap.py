@@ -171,7 +171,10 @@ def test_options_of_another_kind_of_model_are_rejected(kind, option):
         "function": (embed, "function"),
     }[kind]
     message = rejection(model, **{option: VALUES[option]})
-    assert message == f"{option}= does not apply to {called}"
+    remedy = ""
+    if (kind, option) == ("onnx", "device"):
+        remedy = ": use `--provider CPUExecutionProvider` (providers= in Python)"
+    assert message == f"{option}= does not apply to {called}{remedy}"
 
 
 # --- preprocessing ---------------------------------------------------------------------------

@@ -129,6 +129,13 @@ def _from_onnx(path: str | os.PathLike[str], options: Options) -> Any:
     from caster.models.onnx.model import check_installed
     from caster.models.onnx.model_file import read_model
 
+    if "device" in options:
+        provider = "CPU" if options["device"] == "cpu" else "CUDA"
+        raise CasterError(
+            f"{{argument}} does not apply to {_label(path)}: use `--provider "
+            f"{provider}ExecutionProvider` (providers= in Python)",
+            argument="device",
+        )
     _check_options(path, options, ("head", "preprocessing", "providers"))
     check_installed(str(path))
     content = read_model(Path(path))

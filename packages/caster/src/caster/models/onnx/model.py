@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -48,6 +48,7 @@ WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 FLOATS = ("tensor(float)", "tensor(float16)", "tensor(double)", "tensor(bfloat16)")
 DTYPES = {"FLOAT": "float32", "FLOAT16": "float16", "DOUBLE": "float64", "UINT8": "uint8"}
 AXES = {"NCHW": (1, 2, 3), "NHWC": (3, 1, 2)}  # axes of channels, height and width
+GPU_PROVIDERS = ("CUDAExecutionProvider", "TensorrtExecutionProvider")  # of onnxruntime-gpu
 Run = Callable[[list[str] | None, dict[str, NDArray[Any]]], list[NDArray[Any]]]
 STATE_IT = "state the preprocessing in a TOML file with {argument}"
 
@@ -349,7 +350,11 @@ def check_installed(path: str, providers: Sequence[str] | None = None) -> None:
     unknown = [name for name in providers if name not in available]
     if unknown or not providers:
         name = unknown[0] if unknown else "none"
-        raise CasterError(f"no provider {name}: onnxruntime here has {', '.join(available)}")
+        on_gpu = name in GPU_PROVIDERS
+        remedy = "; install onnxruntime-gpu in place of onnxruntime" if on_gpu else ""
+        raise CasterError(
+            f"no provider {name}: onnxruntime here has {', '.join(available)}{remedy}"
+        )
 
 
 # --- graph input ---------------------------------------------------------------------------------
@@ -414,21 +419,36 @@ class Input:
         made = preprocessing.dtype
         dtype = "float32" if self.dtype == "float64" else self.dtype  # converted by `prepared`
         if made != dtype:
-            raise CasterError(f"the model takes {dtype}, the preprocessing makes {made}")
-        resize = preprocessing.resize
-        size = preprocessing.crop or (resize if isinstance(resize, tuple) else (None, None))
-        shape: list[int | None] = [None] * 4
-        for axis, length in zip(
-            AXES[preprocessing.layout], (preprocessing.depth, *size), strict=True
-        ):
-            shape[axis] = length
+            raise CasterError(
+                f"the model takes {dtype}, the preprocessing makes {made}: set `dtype` to "
+                f'"{dtype}" in {{argument}}',
+                argument="preprocessing",
+            )
+        shape = _batch_shape(preprocessing)
         if self.shape is not None and not _fits(shape, self.shape):
-            one = len(self.shape) == 4 and self.shape[AXES[preprocessing.layout][0]] == 1
-            hint = ': set channels to "grey"' if one and preprocessing.depth == 3 else ""
             raise CasterError(
                 f"the model takes {_shape_text(self.shape)}, the preprocessing makes "
-                f"{_shape_text(shape)} ({preprocessing.layout}){hint}"
+                f"{_shape_text(shape)} ({preprocessing.layout}){self._remedy(preprocessing)}",
+                argument="preprocessing",
             )
+
+    def _remedy(self, preprocessing: Preprocessing) -> str:
+        """Say what to change in a preprocessing whose batches do not fit the graph."""
+        other = "NHWC" if preprocessing.layout == "NCHW" else "NCHW"
+        if self.shape is None or len(self.shape) != 4:
+            return ""
+        if _fits(_batch_shape(replace(preprocessing, layout=other)), self.shape):
+            return f': set `layout` to "{other}" in {{argument}}'
+        depth, *size = (self.shape[axis] for axis in AXES[preprocessing.layout])
+        changes = []
+        if depth == 1 and preprocessing.depth == 3:
+            changes.append('`channels` to "grey"')
+        elif depth == 3 and preprocessing.depth == 1:
+            changes.append('`channels` to "RGB" or "BGR"')
+        if None not in size and not _fits(_image_size(preprocessing), size):
+            key = "resize" if preprocessing.crop is None else "crop"
+            changes.append(f"`{key}` to {list(size)}")
+        return f": set {' and '.join(changes)} in {{argument}}" if changes else ""
 
 
 def declared_input(model: ModelProto) -> Input:
@@ -447,6 +467,21 @@ def declared_input(model: ModelProto) -> Input:
     # A dynamic size is a name, missing or -1.
     shape = tuple(size.dim_value if size.dim_value > 0 else None for size in tensor.shape.dim)
     return Input(name, shape if tensor.HasField("shape") else None, DTYPES[kind])
+
+
+def _batch_shape(preprocessing: Preprocessing) -> list[int | None]:  # of 4 axes
+    """Shape of the batches that a preprocessing makes; None for a size that varies."""
+    shape: list[int | None] = [None] * 4
+    lengths = (preprocessing.depth, *_image_size(preprocessing))
+    for axis, length in zip(AXES[preprocessing.layout], lengths, strict=True):
+        shape[axis] = length
+    return shape
+
+
+def _image_size(preprocessing: Preprocessing) -> tuple[int | None, int | None]:
+    """Height and width after resizing and cropping; None if they vary."""
+    resize = preprocessing.resize
+    return preprocessing.crop or (resize if isinstance(resize, tuple) else (None, None))
 
 
 def _shape_text(shape: Sequence[int | None]) -> str:
