@@ -225,7 +225,7 @@ def test_a_damaged_state_is_rejected(fitted, name, value):
         ([3, 64], [0, 0], "no sample has id 64: the stream has answered 64"),
         ([3, -1], [0, 0], "no sample has id -1"),
         ([3, 4], [0], "2 ids need as many labels, not 1"),
-        ([3, 4], [0, 9], "label 9 is not among the declared classes"),
+        ([3, 4], [0, 9], r"label 9 is not one of the \d classes \(0, 1, 2"),
         ([3, 4], [0, np.nan], "labels are missing"),
         ([3.0], [0], "ids are a sequence of integers"),
         ([[3]], [0], "ids are a sequence of integers"),

@@ -113,7 +113,8 @@ def test_a_damaged_log_is_an_error(tmp_path):
         assert "not a caster-log 1 file, or damaged" in error_line(read, tmp_path, "s")
     path.write_text(content[0].replace("caster-log 1", "caster-log 9") + "\n")
     assert "not a caster-log 1 file, or damaged" in error_line(read, tmp_path, "s")
-    assert "no log of a stream 'other'" in error_line(read, tmp_path, "other")
+    message = error_line(read, tmp_path, "other")
+    assert "no log of a stream 'other'; it has logs of: 's'" in message
     assert "not a folder of logs" in error_line(names, tmp_path / "missing")
 
 

@@ -168,4 +168,4 @@ def test_invalid_input_is_rejected():
     assert "1 or more, not 0" in refused(Source(batches=[(features, classes)]), k=0)
     assert "NaN or infinity" in refused(Source(batches=[(features, classes)]), k=1)
     assert "10 source images have 9 labels" in refused(Source(batches=[(features, classes[:9])]))
-    assert "is not among the declared classes" in refused(Source(batches=[(features, classes + 7)]))
+    assert "is not one of the" in refused(Source(batches=[(features, classes + 7)]))

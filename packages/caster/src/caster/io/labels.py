@@ -18,6 +18,7 @@ from caster.errors import CasterError
 
 Labels = NDArray[Any]
 LABEL_BYTES = 1 << 26  # of all labels of a state, as NumPy stores them
+MAX_NAMED = 5  # classes named in a message
 STORABLE = re.compile(r"[<>|=][biufUO]\d*")  # dtypes, as written by `dtype.str`
 _TYPES = {"b": bool, "i": int, "u": int, "f": float, "U": str}  # by kind of dtype
 
@@ -97,7 +98,11 @@ def encode(labels: Labels, classes: Labels) -> NDArray[np.int64]:  # (n,), (C,) 
     try:
         return np.fromiter((index[v] for v in labels.tolist()), dtype=np.int64, count=len(labels))
     except KeyError as missing:
-        raise CasterError(f"label {missing.args[0]!r} is not among the declared classes") from None
+        shown = ", ".join(map(repr, classes[:MAX_NAMED].tolist()))
+        more = ", ..." if len(classes) > MAX_NAMED else ""
+        raise CasterError(
+            f"label {missing.args[0]!r} is not one of the {len(classes):,} classes ({shown}{more})"
+        ) from None
 
 
 def rank_in_class(classes: NDArray[np.integer]) -> NDArray[np.intp]:  # (n,) -> (n,)

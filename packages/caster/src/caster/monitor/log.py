@@ -36,6 +36,7 @@ SEGMENT_BYTES = 2**19  # size above which a segment is closed: readers read whol
 SEGMENTS = 32  # older ones are deleted
 MEMORY = 65_536  # most recent samples that can still be labelled
 LABELLED = -1  # instead of an answer, if it already has a label or is unknown
+MAX_NAMED = 20  # streams named in a message
 LONGEST_ID = 200  # bytes of its quoted form, which is a file name
 
 logger = logging.getLogger(__name__)
@@ -216,7 +217,11 @@ def read(folder: AnyPath, stream_id: str) -> StreamMonitor:
     """Read the monitor of a stream, from its newest segment."""
     segments = _segments(Path(folder), stream_id)
     if not segments:
-        raise CasterError(f"{folder} has no log of a stream {visible(stream_id)!r}")
+        found = [repr(visible(name)) for name in names(folder)] or ["none"]
+        shown = ", ".join(found[:MAX_NAMED]) + (", ..." if len(found) > MAX_NAMED else "")
+        raise CasterError(
+            f"{folder} has no log of a stream {visible(stream_id)!r}; it has logs of: {shown}"
+        )
     return read_segment(segments[-1])
 
 
