@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from abc import ABC, abstractmethod
@@ -23,6 +24,7 @@ from caster.io.labels import Labels, as_labels, is_by_class
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+log = logging.getLogger("caster")
 
 ImageArray = NDArray[np.uint8]  # (H, W, 3), RGB
 FORMATS = {  # Pillow's format by file suffix; every build of Pillow reads these
@@ -40,7 +42,7 @@ FORMATS = {  # Pillow's format by file suffix; every build of Pillow reads these
     ".webp": "WEBP",
 }
 HEIF = (".heic", ".heif")
-NAMED = 5  # skipped files listed by name
+NAMED = 5  # skipped files and class folders listed by name
 
 
 class UnreadableImage(CasterError):  # noqa: N818
@@ -235,6 +237,14 @@ def open_folder(folder: Path, all_classes: bool = False) -> FileImages:
     empty = [name for name in classes if not by_class[name]]
     if empty and all_classes:
         raise CasterError(f"no image in the class folder {', '.join(empty)} of {folder}")
+    if all_classes and all(image.count("/") > 1 for name in filled for image in by_class[name]):
+        log.warning(
+            "every class folder of %s (%s) contains only folders: if those are the classes, give "
+            "one of them instead, such as %s",
+            folder,
+            _listed(filled),
+            folder / filled[0],
+        )
     labels = np.repeat(np.asarray(classes), [len(by_class[name]) for name in classes])
     names = tuple(image for name in classes for image in by_class[name])
     return FileImages(
@@ -254,6 +264,10 @@ def describe_skipped(skipped: Sequence[str]) -> str:
     heif = [name for name in skipped if os.path.splitext(name)[1].lower() in HEIF]
     remedy = f"; to read {heif[0]}: pip install pillow-heif" if heif else ""
     return f"skipped {files}: {', '.join(skipped[:NAMED])}{more}{remedy}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:NAMED]) + (", ..." if len(names) > NAMED else "")
 
 
 def open_list(path: Path) -> FileImages:
