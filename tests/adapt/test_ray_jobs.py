@@ -11,6 +11,7 @@ import time
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -363,6 +364,18 @@ def test_a_stream_whose_worker_dies_continues_from_its_snapshot(typed, tmp_path)
         )
     assert Path("out", "noon.csv").read_text() == Path("one.csv").read_text()
     assert len(list(calls.iterdir())) == 6 + 1  # batches, and the one that was lost
+
+
+def test_ctrl_c_counts_the_streams_that_are_complete(typed, tmp_path):
+    def interrupted(step, jobs):
+        yield 0, jobs[0], prediction.Summary()
+        raise KeyboardInterrupt
+
+    streams = [open_images(tmp_path / name) for name in ("noon", "dusk")]
+    with pytest.raises(KeyboardInterrupt, match=r"^1 of 2 streams are complete in .*out$"):
+        ray_jobs.predict_streams(
+            SimpleNamespace(map=interrupted), None, streams, tmp_path / "out", adapter_options={}
+        )
 
 
 def test_addresses_and_workers_are_checked_before_anything_starts(typed):

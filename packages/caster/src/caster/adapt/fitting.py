@@ -13,14 +13,18 @@ from numpy.typing import NDArray
 from caster import state as states
 from caster.adapt.adapter import Adapter, check_frozen
 from caster.adapt.estimator import Caster
-from caster.adapt.image_features import activation_statistics_for, extract
+from caster.adapt.image_features import (
+    activation_statistics_for,
+    continues_from_cache,
+    extract,
+)
 from caster.adapt.source_moments import pair
 from caster.config import CHUNK_ELEMENTS, DEFAULT_LIMITS, Limits, Settings
 from caster.core.arrays import to_numpy
 from caster.errors import CasterError
 from caster.io import Progress, silent
 from caster.io.feature_files import FeatureFile, open_features
-from caster.io.files import check_writable
+from caster.io.files import AnyPath, check_writable
 from caster.io.image_files import formats
 from caster.io.images import Images
 from caster.io.labels import LabelIndex, Labels, as_labels, encode, unique_labels
@@ -142,7 +146,7 @@ def fit_file(
     parts of a Parquet file, or of a folder of them.
     """
     check_limit(limit)
-    check_writable(output, *([] if source.is_dir() else [source]))
+    _check_output(output, *([] if source.is_dir() else [source]))
     signer = None if key is None else key_bytes(key)
     if pool is not None:
         from caster.adapt.ray_jobs import fit_parquet
@@ -207,6 +211,7 @@ class FittedFeatures(NamedTuple):
     layers: Layers | None  # sums over the model's layers
 
 
+@continues_from_cache()
 def fit_images(
     model: FrozenModel,
     images: Images,
@@ -233,7 +238,7 @@ def fit_images(
     """
     check_limit(limit)
     measured = measures_layers(model, layers, use_head)
-    _check_output(output, model, images)
+    _check_output(output, model.name, images.name)
     signer = None if key is None else key_bytes(key)
     if limit is not None and images.labels is not None:
         images = select_images(images, balanced_rows(images.labels, limit))
@@ -342,11 +347,13 @@ def has_logits(file: FeatureFile, n_classes: int) -> bool:
     return False
 
 
-def _check_output(output: Path, model: FrozenModel, images: Images) -> None:
-    """Raise for an output that cannot be written, is an input or looks like an image."""
-    check_writable(output, model.name, images.name)
-    if output.suffix.lower() in formats():
-        raise CasterError(f"{output} has the name of an image: give the state another one")
+def _check_output(output: Path, *inputs: AnyPath) -> None:
+    """Raise for an output that cannot be written, is an input or looks like an image or a model."""
+    check_writable(output, *inputs)
+    kinds = {".onnx": "an ONNX file", **dict.fromkeys(formats(), "an image")}
+    kind = kinds.get(output.suffix.lower())
+    if kind is not None:
+        raise CasterError(f"{output} has the name of {kind}: give the state another one")
 
 
 def _check_classes(images: Images) -> tuple[Labels, NDArray[np.int64]]:  # (C,), (N,)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -96,6 +96,17 @@ class ImageFeatures:
             yield tuple(array[start : start + rows] for array in arrays)
 
 
+@contextmanager
+def continues_from_cache() -> Iterator[None]:
+    """Say on Ctrl-C that the same command continues, with the features cached so far."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        hint = "no output was written; run the same command to continue"
+        raise KeyboardInterrupt(hint) from None
+
+
+@continues_from_cache()
 def extract(
     model: FrozenModel,
     images: Images,

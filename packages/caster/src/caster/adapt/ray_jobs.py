@@ -387,12 +387,16 @@ def predict_streams(
     total, done = sum(map(len, jobs)), 0
     found: dict[int, Summary] = {}
     progress("adapting", 0, total)
-    for index, stream, summary in pool.map(
-        partial(_predict, state, adapter_options, options), jobs
-    ):
-        found[index] = summary
-        done += len(stream)
-        progress("adapting", done, total)
+    try:
+        for index, stream, summary in pool.map(
+            partial(_predict, state, adapter_options, options), jobs
+        ):
+            found[index] = summary
+            done += len(stream)
+            progress("adapting", done, total)
+    except KeyboardInterrupt:
+        complete = f"{len(found)} of {len(jobs)} streams are complete in {folder}"
+        raise KeyboardInterrupt(complete) from None
     return {jobs[index].output: found[index] for index in range(len(jobs))}
 
 

@@ -53,7 +53,8 @@ def fit(
     lam: Annotated[float, typer.Option(help="Shrinkage of the map (λ).")] = Settings.lam,
     beta: Annotated[float, typer.Option(help="Ridge of class covariances (β).")] = Settings.beta,
     key: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Sign the state with this key.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Sign the state with this key.", readable=False),
     ] = None,
     classes: Annotated[
         Path | None,

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     MakeModel = partial[FrozenModel]
 
 MODELS = "MODEL.onnx, timm:NAME, hf:FOLDER or FILE.py:FACTORY"
-RESUME_HINT = "no output was written; run the same command to continue"
 NAMED = 5  # unreadable images that are named one by one
 
 
@@ -35,7 +34,7 @@ def panel(name: str) -> Callable[..., Any]:
     """Make options of one panel of --help, each from its help text, names and other settings."""
 
     def option(help: str, *names: str, **extra: Any) -> Any:
-        return typer.Option(*names, help=help, rich_help_panel=name, **extra)
+        return typer.Option(*names, help=help, rich_help_panel=name, readable=False, **extra)
 
     return option
 
@@ -311,11 +310,7 @@ def with_model(output: str | None, beside: str | None = None) -> Callable[[Comma
             if "make_model" in own.parameters:
                 given["make_model"] = make
             given |= {name: _group(kind, given) for name, kind in groups.items()}
-            try:
-                command(model=model, **given)
-            except KeyboardInterrupt as stopped:
-                kept = [] if model is None else [RESUME_HINT]
-                raise KeyboardInterrupt(*(stopped.args or kept)) from None
+            command(model=model, **given)
 
         parameters = _parameters(ModelOptions)
         for p in own.parameters.values():

@@ -68,6 +68,8 @@ def key_bytes(key: Key) -> bytes:
 
 def write(arrays: Arrays, metadata: Texts, path: AnyPath, key: Key | None = None) -> None:
     """Write a file atomically, signed if there is a key: the same bytes for the same content."""
+    if Path(path).suffix == ".onnx":
+        raise CasterError(f"cannot write {path}: that is the name of an ONNX file, choose another")
     digest = content_digest(arrays, metadata)
     metadata = metadata | {DIGEST: digest}
     if key is not None:
