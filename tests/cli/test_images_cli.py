@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -188,7 +189,7 @@ def test_by_default_the_layers_of_a_graph_are_aligned(typed):
     result = typed("predict M @s.caster @target -o out.csv")
     assert result.exit_code == 0, result.output
     assert "Mechanism: layers, aligned at 1 site" in result.stdout
-    assert "is sorted by class, and aligned layers use that order" in result.stderr
+    assert "is sorted by class, and aligned layers use that order, so accuracy" in result.stderr
     assert {row["method"] for row in read_table(Path("out.csv"))} == {"mixture-transport"}
     result = typed("evaluate M @s.caster @target --batch-size 40 --seed 2 -o page.html")
     assert result.exit_code == 0, result.output
@@ -308,7 +309,9 @@ def test_models_that_will_not_do(refusal, made):
     (made / "text.onnx").write_text("no model")
     assert "text.onnx is truncated, damaged or not" in refusal(f"fit --model @text.onnx {prepared}")
     assert "no provider Gpu: onnxruntime here has" in refusal("fit M @source -o s --provider Gpu")
-    assert refusal("fit M @source -o s --device cuda").startswith("--device does not apply to")
+    said = refusal("fit M @source -o s --device cuda")
+    assert said.startswith("--device does not apply to")
+    assert "use `--provider CUDAExecutionProvider`" in said
     assert refusal("fit M @source -o s --channels-last").startswith(
         "--channels-last does not apply"
     )
@@ -342,7 +345,9 @@ def test_preprocessing_that_will_not_do(refusal, made):
     (made / "last.toml").write_text(TOML.replace("NCHW", "NHWC"))
     assert "the preprocessing makes (any, any, any, 3) (NHWC)" in refusal(f"{fit} @last.toml")
     (made / "large.toml").write_text(TOML + "crop = 9\n")
-    assert "the preprocessing makes (any, 3, 9, 9)" in refusal(f"{fit} @large.toml")
+    said = refusal(f"{fit} @large.toml")
+    assert "the preprocessing makes (any, 3, 9, 9)" in said
+    assert "set `crop` to [6, 6] in --preprocessing" in said
 
 
 def test_an_image_of_the_wrong_size_is_named(refusal, made):
@@ -459,6 +464,7 @@ def test_outputs_that_will_not_do(refusal, made):
     assert "must end in .csv or .parquet" in refusal("predict M @s.caster @target -o o.xls")
     assert "no folder no" in refusal("fit M @source -o no/s.caster")
     assert "has the name of an image" in refusal("fit M @source -o s.png")
+    assert "has the name of an ONNX file" in refusal("fit M @source -o adaptive.onnx")
     assert "it is a folder" in refusal("fit M @source -o @source")
 
 
@@ -577,6 +583,29 @@ def test_ctrl_c_leaves_nothing_half_written_and_the_next_run_goes_on(
     assert result.exit_code == 0, result.output
     assert len(calls) == 5  # the third batch again, and the fourth
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted(["c", *outputs])
+
+
+def test_ctrl_c_before_the_first_batch_of_a_prediction_promises_nothing(typed, monkeypatch):
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("caster.cli.predict.load_adapter", interrupted)
+    result = typed("predict M @s.caster @target -o out.csv")
+    assert (result.exit_code, result.stdout) == (130, "")
+    assert result.stderr == "caster: interrupted, nothing was written\n"
+
+
+def test_a_folder_of_several_data_sets_is_noticed(typed, made, tmp_path):
+    for name in ("new", "source"):
+        shutil.copytree(made / "source", tmp_path / "photos" / name)
+    (tmp_path / "photos/spare").mkdir()
+    (tmp_path / "photos/spare/x.png").write_bytes(b"")
+    line = "fit M photos -o s.caster --no-head --skip-unreadable --limit 20"
+    assert "contains only folders" not in typed(line).stderr
+    shutil.rmtree(tmp_path / "photos/spare")
+    said = typed(line).stderr
+    assert "every class folder of photos (new, source) contains only folders: if those" in said
+    assert "give one of them instead, such as photos/new" in said
 
 
 SLOW = """

@@ -36,6 +36,7 @@ from caster.errors import CasterError
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from caster.adapt.adapter import Adapter
     from caster.adapt.prediction import Observe, Summary
     from caster.cli.options import MakeModel
     from caster.io.images import Images
@@ -196,7 +197,7 @@ def predict(
             )
             if reading.shuffle is None:
                 size = reading.batch_size
-                _warn_of_order(images, min(size, reading.limit or size), adapter.mechanism)
+                _warn_of_order(images, min(size, reading.limit or size), adapter)
             observe = None if log is None else _logger(log, stream, adapter.state)
             summary = predict_images(
                 adapter, images, table, observe=observe, progress=progress, **vars(reading)
@@ -214,13 +215,16 @@ def _logger(folder: Path, stream: str, state: State) -> Observe:
     return lambda out, position: log.append(out, position=position, time=time.time())
 
 
-def _warn_of_order(images: Images, batch_size: int, mechanism: str) -> None:
+def _warn_of_order(images: Images, batch_size: int, adapter: Adapter) -> None:
     if images.by_class and len(images) > batch_size:
-        effect = (
-            "and batches with few classes mislead feature transport: shuffle with --shuffle 0"
-            if mechanism == "features"
-            else "and aligned layers use that order: with --shuffle 0 they do not"
-        )
+        if adapter.method == "mixture-transport":
+            effect = (
+                "and aligned layers use that order, so accuracy can be higher than on a shuffled "
+                "stream; pass --shuffle 0 to shuffle"
+            )
+        else:
+            transport = f"{adapter.mechanism.removesuffix('s')} transport"
+            effect = f"and batches with few classes mislead {transport}: shuffle with --shuffle 0"
         say(f"caster: {images.name} is sorted by class, {effect}", errors)
 
 
