@@ -366,12 +366,13 @@ def test_a_stream_whose_worker_dies_continues_from_its_snapshot(typed, tmp_path)
     assert len(list(calls.iterdir())) == 6 + 1  # batches, and the one that was lost
 
 
-def test_ctrl_c_counts_the_streams_that_are_complete(typed, tmp_path):
+def test_ctrl_c_counts_the_streams_that_are_complete(tmp_path):
     def interrupted(step, jobs):
         yield 0, jobs[0], prediction.Summary()
         raise KeyboardInterrupt
 
-    streams = [open_images(tmp_path / name) for name in ("noon", "dusk")]
+    folders = [write_folder(tmp_path / name, *patches(2)) for name in ("noon", "dusk")]
+    streams = [open_images(folder) for folder in folders]
     with pytest.raises(KeyboardInterrupt, match=r"^1 of 2 streams are complete in .*out$"):
         ray_jobs.predict_streams(
             SimpleNamespace(map=interrupted), None, streams, tmp_path / "out", adapter_options={}
