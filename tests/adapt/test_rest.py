@@ -562,6 +562,16 @@ def test_a_false_alarm_is_answered_alike_with_batches_begun_ahead(monkeypatch):
         same(one, other)
 
 
+@pytest.mark.parametrize("mechanism", ["layers", "features"])
+def test_an_answer_that_is_awaited_twice_is_recorded_once(mechanism):
+    stream = Adapter(model(), fitted().state, mechanism=mechanism).new_stream()
+    first, second, *_ = batches_of(plain_images())
+    finish = stream.begin(first)
+    assert finish() is finish()
+    assert stream.samples == len(first)
+    assert stream(second).ids[0] == len(first)
+
+
 def test_an_error_is_raised_for_its_own_batch():
     stream, clean = before_change(), before_change()
     batches = batches_of(plain_images())[CHANGE : CHANGE + 3]
@@ -569,8 +579,9 @@ def test_an_error_is_raised_for_its_own_batch():
     bad[5] = np.nan
     first, second, third = (stream.begin(batch) for batch in (batches[0], bad, batches[2]))
     same(first(), clean(batches[0]))
-    with pytest.raises(CasterError, match="not finite"):
-        second()
+    for _ in range(2):
+        with pytest.raises(CasterError, match="not finite"):
+            second()
     assert third().labels.tolist() == clean(batches[2]).labels.tolist()
 
 

@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
+from functools import cache
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -436,18 +437,19 @@ class Stream:
     def begin(self, batch: Any, outputs: Outputs | None = None) -> Callable[[], Adaptation]:
         """Launch the next batch; the returned function waits for its answer.
 
-        Call the returned functions in the order of the batches. On a GPU, launch a batch before you
-        wait for the previous one, as `Adapter.stream` does.
+        Call the returned functions in the order of the batches; called again, they return the same
+        answer. On a GPU, launch a batch before you wait for the previous one, as `Adapter.stream`
+        does.
         """
         adapter = self.adapter
         if self._layers is not None:
             aligned = self._layers.begin(inputs_of(batch), outputs)
-            return lambda: self._recorded(adapter._labelled(aligned()))
+            return cache(lambda: self._recorded(adapter._labelled(aligned())))
         if outputs is None:
             transported = adapter._begin(inputs_of(batch))
         else:
             transported = adapter._begin_from(outputs)
-        return lambda: self._recorded(transported())
+        return cache(lambda: self._recorded(transported()))
 
     def _recorded(self, out: Adaptation) -> Adaptation:
         """Number the samples of an answer, store it for feedback, and apply past feedback."""
