@@ -26,6 +26,7 @@ from torch import nn
 import caster
 from caster import state as states
 from caster.cli import console
+from caster.cli.predict import _warn_of_order
 from caster.io.images import open_images
 from caster.models.onnx import OnnxModel
 from caster.models.onnx.model import Input
@@ -196,6 +197,20 @@ def test_by_default_the_layers_of_a_graph_are_aligned(typed):
     found = json.loads(Path("page.json").read_text())
     assert found["scores"]["gated"]["accuracy"] > found["scores"]["frozen"]["accuracy"] + 0.5
     assert "mixture transport, gated" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "method", "effect"),
+    [
+        ("layers", "mixture-transport", "accuracy can be higher than on a shuffled stream; pass"),
+        ("layers", "layer-transport", "few classes mislead layer transport: shuffle with"),
+        ("features", "caster", "few classes mislead feature transport: shuffle with"),
+    ],
+)
+def test_what_sorted_images_do_depends_on_the_method(made, capsys, mechanism, method, effect):
+    adapter = SimpleNamespace(mechanism=mechanism, method=method)
+    _warn_of_order(open_images(made / "target"), 8, adapter)
+    assert f"{effect} --shuffle 0" in capsys.readouterr().err
 
 
 def test_evaluate_in_order_scores_the_answers_of_predict(typed):
