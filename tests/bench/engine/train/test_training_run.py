@@ -111,8 +111,9 @@ def test_another_seed_is_another_network(some, tmp_path):
     ],
 )
 def test_an_interrupted_run_resumes_after_its_complete_epochs(
-    error, message, save_every, some, tmp_path
+    error, message, save_every, some, tmp_path, monkeypatch
 ):
+    monkeypatch.setattr(training_run, "COPY_EVERY", 0.0)
     name, recipe = "mini-vit", HARD["mini-vit"]
     whole, out = tmp_path / "whole.safetensors", tmp_path / "net.safetensors"
     train(name, recipe, *some, whole)

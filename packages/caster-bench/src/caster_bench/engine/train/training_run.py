@@ -27,7 +27,8 @@ from caster_bench.engine.train.images import LabelledImages
 from caster_bench.engine.train.recipe import Recipe
 from caster_bench.engine.train.trainer import Trainer, accuracy
 
-SAVE_EVERY = 60.0  # seconds; a crash loses at most that and an epoch, Ctrl-C only an epoch
+SAVE_EVERY = 60.0  # seconds; a crash loses at most that and an epoch
+COPY_EVERY = 10.0  # seconds, likewise for Ctrl-C; a copy of a large network takes a part of one
 MEASURE_EVERY = 5  # epochs
 FORMAT = "caster-training-1"
 Row = dict[str, Any]  # of the curve: epoch, loss, accuracy, lr, seconds
@@ -123,7 +124,7 @@ class _Run:
         if self.work_path.exists():
             self.curve = restore(self.work_path, self.trainer, planned.origin)
         self.saved = len(self.curve)  # epochs in the file
-        self.complete: _Snapshot | None = None  # after the last epoch
+        self.complete: _Snapshot | None = None  # of complete epochs, at most COPY_EVERY old
         if self.trainer.device.type == "cuda":
             self.trainer.compile(done=len(self.curve))
 
@@ -132,13 +133,16 @@ class _Run:
         total = self.recipe.epochs
         with replacing(self.curve_path) as temporary:  # without epochs that were lost
             temporary.write_text("".join(map(_line, self.curve)))
-        saved_at = time.monotonic()
+        saved_at = copied_at = time.monotonic()
         with self._saving_on_ctrl_c():
             while len(self.curve) < total:
                 self._epoch(len(self.curve) + 1)
-                self.complete = _Snapshot.of(self.trainer, self.curve)
                 late = seconds is not None and self._would_exceed(seconds)
-                if late or time.monotonic() - saved_at >= self.save_every:
+                due = late or time.monotonic() - saved_at >= self.save_every
+                if due or time.monotonic() - copied_at >= COPY_EVERY:
+                    self.complete = _Snapshot.of(self.trainer, self.curve)
+                    copied_at = time.monotonic()
+                if due:
                     self._save()
                     saved_at = time.monotonic()
                 if late and len(self.curve) < total:
