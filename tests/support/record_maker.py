@@ -93,6 +93,7 @@ class Maker:
             target={"name": held.target, "sha256": sha("data", held.target), "n": self.n},
             classes=self.classes,
             constants=asdict(Settings(**self.sweep.constants)),
+            seen={"backbone": asdict(self.sweep.backbones[backbone]), "data": asdict(held)},
         )
 
     def identity(self, spec: Spec) -> dict[str, Any]:

@@ -239,6 +239,38 @@ def test_a_checkpoint_unlike_the_one_the_sweep_pins(run, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("before", "after", "kind"),
+    [
+        ("digits:train", "cifar10:train", "the source data are not those the sweep names"),
+        ("digits:test", "digits:train", "the target data are not those the sweep names"),
+        ("[data.digits]", "[data.digits]\nsource_limit = 100", "the limit of the source data"),
+        ("[data.digits]", "[data.digits]\ntarget_limit = 10", "the limit of the target data"),
+        ('family = "batch"', 'family = "batch-plain"', "the family is not the one"),
+    ],
+)
+@pytest.mark.parametrize("stated", [True, False])
+def test_records_of_other_inputs_than_the_sweep_states(run, tmp_path, before, after, kind, stated):
+    """What the run recorded of its sweep shows it, and so do the images that were read."""
+    for path in scan(run.out).admissions:
+        admission = read_admission(path)
+        write_admission(run.out, replace(admission, seen=admission.seen if stated else {}))
+    run.sweep = sweep_of(tmp_path, ONE.replace(before, after, 1))
+    kinds = run.kinds()
+    if not stated and "family" in before:
+        assert kinds == set()  # no image says it
+    else:
+        assert [found.startswith(kind) for found in kinds] == [True]
+
+
+def test_a_limit_that_the_run_did_not_have(run, tmp_path):
+    """A limit above the number of images changes none of them, but it was not the run's."""
+    run.sweep = sweep_of(
+        tmp_path, ONE.replace("[data.digits]", "[data.digits]\ntarget_limit = 999")
+    )
+    assert run.kinds() == {"the limit of the target data is not the sweep's"}
+
+
+@pytest.mark.parametrize(
     ("weights", "kinds"),
     [({}, set()), ({"before": "a", "after": "a"}, {"the frozen model differs between cells"})],
 )

@@ -93,6 +93,7 @@ def compared(sweep: Sweep, root: Path | None = None) -> str:
 
 
 def _admission_faults(admission: Admission, sweep: Sweep) -> Iterator[str]:
+    yield from _other_inputs(admission, sweep)
     pinned = sweep.backbones[admission.backbone].sha256
     threshold = sweep.data[admission.data].threshold
     if pinned is not None and admission.checkpoint not in (None, pinned):
@@ -107,6 +108,36 @@ def _admission_faults(admission: Admission, sweep: Sweep) -> Iterator[str]:
         yield "admitted without checkpoint or moments"
     if threshold is not None and (admission.accuracy is None or admission.accuracy < threshold):
         yield "admitted below the threshold"
+
+
+def _other_inputs(admission: Admission, sweep: Sweep) -> Iterator[str]:
+    """Family and data that are not what the sweep states, although its names are the same.
+
+    A run records what its sweep stated; images that were read state their name and number too.
+    """
+    data, stated = sweep.data[admission.data], admission.seen.get("data", {})
+    family = sweep.backbones[admission.backbone].family
+    if admission.seen.get("backbone", {}).get("family", family) != family:
+        yield "the family is not the one the sweep names"
+    for part, wanted, limit, images in (
+        ("source", data.source, data.source_limit, admission.source),
+        ("target", data.target, data.target_limit, admission.target),
+    ):
+        read = images or {}
+        if stated.get(part, wanted) != wanted or not _is_named(read.get("name", wanted), wanted):
+            yield f"the {part} data are not those the sweep names"
+        recorded = stated.get(f"{part}_limit", limit)
+        if recorded != limit or (limit is not None and read.get("n", 0) > limit):
+            yield f"the limit of the {part} data is not the sweep's"
+
+
+def _is_named(name: str, wanted: str) -> bool:
+    """Whether images have the name that a sweep gives their source, in full or not.
+
+    >>> _is_named("imagenet-a:test", "imagenet-a"), _is_named("cifar100:test", "cifar10:test")
+    (True, False)
+    """
+    return name in (wanted, str(Path(wanted))) or name.startswith(f"{wanted}:")
 
 
 def check_files(
