@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from caster.errors import CasterError
+from caster_bench.cli.bench import show_summary
 from caster_bench.data import open_data
 from caster_bench.engine.executors import DIED
 from caster_bench.engine.executors.local import LocalExecutor
@@ -22,6 +23,7 @@ from caster_bench.engine.record import round_seconds
 from caster_bench.engine.run import run
 from caster_bench.engine.run_context import RunContext
 from caster_bench.engine.train import checkpoint
+from caster_bench.methods import tent
 from caster_bench.records.digest import content
 from caster_bench.records.schema import REJECTED
 from caster_bench.records.store import cells_of, read, scan
@@ -132,13 +134,66 @@ def test_rejections_are_recorded_and_removed_once_admitted(tmp_path, checkpoints
     summary, _ = run_inline(sweep, out, root)
     (reason,) = summary.rejections.values()
     assert "is below the threshold 99.9%" in reason
-    assert (summary.rejected, summary.foreign, len(scan(out).cells)) == (6, 0, 6)
+    assert (summary.rejected, summary.foreign, len(scan(out).cells)) == (6, [], 6)
     assert verify(sweep, out, root) == []
     admitted = sweep_of(tmp_path)
     summary, _ = run_inline(admitted, out, root)
-    assert (summary.cells, summary.rejected, summary.foreign) == (6, 0, 0)
+    assert (summary.cells, summary.rejected, summary.foreign) == (6, 0, [])
     assert verify(admitted, out, root) == []
     assert contents(out) == contents(small[1])
+
+
+def test_rejections_are_removed_backbone_by_backbone(tmp_path, checkpoints, small):
+    """Another backbone that is not decided yet, and not part of this run, holds nothing back."""
+    root, out = tmp_path / "root", tmp_path / "out"
+    second = ABSENT.replace("absent", "convnext")
+    sweep = sweep_of(tmp_path, SMALL + second)
+    assert run_inline(sweep, out, root)[0].rejected == 12
+    stale = {folder.name for folder in scan(out).cells}
+    shutil.copytree(checkpoints / "checkpoints", root / "checkpoints")
+    summary, _ = run_inline(sweep, out, root, backbones=["resnet"])
+    assert (summary.cells, summary.rejected, summary.foreign) == (6, 0, [])
+    statuses = {read(folder).cell.status for folder in scan(out).cells if folder.name in stale}
+    assert (len(scan(out).cells), statuses) == (12, {REJECTED})
+    assert verify(sweep, out, tmp_path) == []
+    run_inline(sweep, out, root)
+    assert not stale & {folder.name for folder in scan(out).cells}
+    assert verify(sweep, out, root) == []
+
+
+def test_stale_rejections_of_an_earlier_run_are_removed_although_nothing_is_missing(
+    tmp_path, checkpoints, small
+):
+    sweep, before, _ = small
+    out = tmp_path / "out"
+    run_inline(sweep, out, tmp_path)
+    shutil.rmtree(out / "sources")
+    shutil.copytree(before / "sources", out / "sources")
+    shutil.copytree(cells_of(before), cells_of(out), dirs_exist_ok=True)
+    assert "twice" in {problem.kind for problem in verify(sweep, out, checkpoints)}
+    _, executor = run_inline(sweep, out, checkpoints)
+    assert executor.performed == []
+    assert verify(sweep, out, checkpoints) == []
+
+
+def test_records_of_an_earlier_revision_are_named(
+    tmp_path, checkpoints, small, monkeypatch, capsys
+):
+    sweep, before, _ = small
+    out = tmp_path / "out"
+    shutil.copytree(before, out)
+    old = {folder.name for folder in scan(out).cells if read(folder).spec.method == "tent"}
+    monkeypatch.setattr(tent, "REVISION", 99, raising=False)
+    for _ in range(2):  # and again, although nothing is missing any more
+        summary, _ = run_inline(sweep, out, checkpoints)
+        assert set(summary.foreign) == old
+        show_summary(summary, out)
+        printed = capsys.readouterr().out
+        assert "2 records of an earlier revision of a method" in printed
+        assert all(str(cells_of(out) / key) in printed for key in old)
+    twice = [each.where for each in verify(sweep, out, checkpoints) if each.kind == "twice"]
+    assert len(twice) == 2
+    assert all("of the revisions " in where and "99" in where for where in twice)
 
 
 def npz_sweep(folder):
@@ -406,7 +461,7 @@ def test_another_checkpoint_or_constant_makes_other_cells(tmp_path, checkpoints,
     context = RunContext.of(sweep, out, root)
     assert len(make_plan(sweep, context).missing) == 6
     summary, _ = run_inline(sweep, out, root)
-    assert (summary.cells, summary.foreign, len(scan(out).cells)) == (6, 6, 12)
+    assert (summary.cells, len(summary.foreign), len(scan(out).cells)) == (6, 6, 12)
     assert "twice" in {problem.kind for problem in verify(sweep, out, root)}
     other = sweep_of(tmp_path, SMALL.replace("[backbones", "[constants]\ntau = 2.0\n[backbones", 1))
     assert len(make_plan(other, RunContext.of(other, before, checkpoints)).missing) == 6

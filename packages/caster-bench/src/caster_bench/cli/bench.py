@@ -305,11 +305,15 @@ def show_summary(summary: Summary, out: Path) -> None:
             f"time {1 - summary.engine:.0%} was models and methods, {summary.engine:.0%} the engine"
         )
     if summary.foreign:
+        from caster_bench.cli.data import say_first
+        from caster_bench.records.store import cells_of
+
         say(
-            f"{counted(summary.foreign, 'record')} of another checkpoint, data, settings or "
-            "constants are there too: delete the folders that `caster bench verify` lists, or run "
-            "with another --out"
+            f"{counted(len(summary.foreign), 'record')} of an earlier revision of a method, or of "
+            "other checkpoints, data, settings or constants: delete these folders, or run with "
+            "another --out"
         )
+        say_first([f"  {cells_of(out) / key}" for key in summary.foreign])
 
 
 def duration(seconds: float) -> str:

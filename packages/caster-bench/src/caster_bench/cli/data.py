@@ -83,7 +83,7 @@ def get(name: SetName, data_root: DataRoot = None) -> None:
 def _show(status: SetStatus) -> None:
     if not status.present:
         say(f"{status.name} is not there")
-        _list(_missing(status))
+        say_first(_missing(status))
         return
     for split in status.splits if len(status.splits) <= MAX_SHOWN else ():
         count = "cannot be opened" if split.images is None else f"{split.images:,}"
@@ -91,10 +91,10 @@ def _show(status: SetStatus) -> None:
     complete = sum(split.complete for split in status.splits)
     folders = ", ".join(dict.fromkeys(str(s.folder) for s in status.splits if s.present))
     say(f"{status.name} in {folders}: {complete} of {len(status.splits)} splits complete")
-    _list(_missing(status))
-    _list(status.problems())
+    say_first(_missing(status))
+    say_first(status.problems())
     changed = status.changed()
-    _list([f"not the published file, its MD5 differs: {path}" for path in changed])
+    say_first([f"not the published file, its MD5 differs: {path}" for path in changed])
     if status.digests_match and not changed:
         say(f"{len(status.digests_match)} files have the published MD5")
     say("complete" if status.complete else "not complete, or not as published")
@@ -108,7 +108,7 @@ def _missing(status: SetStatus) -> list[str]:
     ]
 
 
-def _list(lines: list[str]) -> None:
+def say_first(lines: list[str]) -> None:
     """Print the first lines on a terminal, and all of them to a pipe."""
     shown = lines[:MAX_SHOWN] if output.is_terminal else lines
     for line in shown:

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from caster.errors import CasterError
 from caster_bench.data import open_data
@@ -17,7 +18,7 @@ from caster_bench.engine.shared_images import Group
 from caster_bench.methods.registry import Entry
 from caster_bench.records.digest import key_of
 from caster_bench.records.schema import REJECTED, Admission
-from caster_bench.records.store import cells_of, is_whole, read, read_cell, scan
+from caster_bench.records.store import cells_of, described, is_whole, read, read_cell, scan
 from caster_bench.sweeps import Spec, Sweep, select
 from caster_bench.sweeps.spec import inner_and_gate
 
@@ -95,19 +96,30 @@ def make_plan(
     found = {folder.name: folder for folder in scan(context.out).cells}
     ours = found.keys() & set(keys.values())
     complete = frozenset(key for key in ours if is_whole(found[key]))
-    decided = all(admission is not None for admission in admissions.values())
-    foreign = frozenset(found.keys() - ours) if decided else frozenset()
+    undecided = {pair for pair, admission in admissions.items() if admission is None}
+    foreign = frozenset(key for key in found.keys() - ours if _is_foreign(found[key], undecided))
     return Plan(context, wanted, admissions, keys, complete, frozenset(ours - complete), foreign)
 
 
-def remove_stale(plan: Plan) -> int:
+def _is_foreign(folder: Path, undecided: set[Pair]) -> bool:
+    """Whether a record is of no cell; one of an undecided backbone, or unreadable, may be."""
+    if not undecided:
+        return True
+    try:
+        _, spec = described(folder)
+    except CasterError:  # damaged: `caster bench verify` reports it
+        return False
+    return (spec.backbone, spec.data) not in undecided
+
+
+def remove_stale(plan: Plan) -> list[str]:
     """Delete damaged records, which are made again, and rejections that no longer apply.
 
-    Return how many foreign records are left.
+    Return the keys of the foreign records that are left.
     """
     for key in plan.damaged:
         shutil.rmtree(cells_of(plan.context.out) / key)
-    left = 0
+    left = []
     for key in sorted(plan.foreign):
         folder = cells_of(plan.context.out) / key
         try:
@@ -116,7 +128,8 @@ def remove_stale(plan: Plan) -> int:
             rejected = False
         if rejected:  # it holds no results
             shutil.rmtree(folder)
-        left += not rejected
+        else:
+            left.append(key)
     return left
 
 

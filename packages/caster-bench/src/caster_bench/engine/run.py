@@ -48,7 +48,7 @@ class Summary:
     cells: int = 0
     rejected: int = 0
     already: int = 0
-    foreign: int = 0
+    foreign: list[str] = field(default_factory=list)  # keys of records of no cell of the sweep
     failures: list[tuple[str, str]] = field(default_factory=list)  # cell or backbone, reason
     rejections: dict[str, str] = field(default_factory=dict)  # backbone on data: reason
     workers: int = 0
@@ -81,7 +81,7 @@ def run(
             path.unlink()
         plan = replan()
         if not plan.missing:
-            return _conclude(plan, Summary())
+            return _conclude(plan, Summary(foreign=remove_stale(plan)))
         try:
             with closing(start()) as executor:
                 return _Run(replan, plan, executor, watch).run()

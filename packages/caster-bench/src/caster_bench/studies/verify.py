@@ -124,7 +124,10 @@ def _find(cells: tuple[Location, ...], sweep: Sweep, found: Found) -> Iterator[P
         if spec not in sweep.cells:
             yield Problem("not of this sweep", f"{spec.full} in {where}")
         elif spec in found:
-            yield Problem("twice", f"{spec.full} in {where} and {found[spec][1]}")
+            first, there = found[spec]
+            own = first.revision, cell.revision
+            revisions = f", of the revisions {own[0]} and {own[1]}" if own[0] != own[1] else ""
+            yield Problem("twice", f"{spec.full} in {there} and {where}{revisions}")
         else:
             found[spec] = cell, where
 
