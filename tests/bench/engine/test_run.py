@@ -393,6 +393,16 @@ def test_missing_data_fail_only_their_own_cells(tmp_path, checkpoints, monkeypat
     assert sum(spec.data == "digits" for spec in there) == 2
 
 
+def test_failures_name_the_option(tmp_path, checkpoints, monkeypatch):
+    """A failure is what `caster bench run` prints, not what a Python caller would do."""
+    monkeypatch.delenv("CASTER_DATA", raising=False)
+    sweep = sweep_of(tmp_path, SMALL.replace("digits:test", "cifar10:test"))
+    summary, _ = run_inline(sweep, tmp_path / "out", checkpoints)
+    ((_, why),) = summary.failures
+    assert "--data-root" in why
+    assert "data_root" not in why
+
+
 def test_data_that_cannot_be_opened_are_tried_once(tmp_path, checkpoints, monkeypatch):
     sweep = sweep_of(tmp_path, SMALL.replace("digits:test", "digits:tset"))
     costs = Costs(make_plan(sweep, RunContext.of(sweep, tmp_path / "out", checkpoints)))

@@ -136,7 +136,7 @@ def test_what_is_no_part_of_it_must_verify_too(partly, tmp_path):
     (sources_of(copy) / "r18-b--cifar10.json").write_text("{}")  # of which there is no cell
     code, told = invoke("report", sweep, copy, *WANTED, "-o", tmp_path / "r")
     assert code == 1
-    assert "admission missing or changed (1)" in told
+    assert "admission changed or damaged (1)" in told
     assert not (tmp_path / "r").exists()
 
 

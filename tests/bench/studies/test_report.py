@@ -134,7 +134,32 @@ def test_nothing_is_written_from_records_that_do_not_verify(run, tmp_path):
         assert done.exit_code == 1
         assert "missing (1)" in done.output
         assert "1 problem in the records of" in done.output.replace("\n", " ")
+        assert "`caster bench run` continues the run" in done.stderr.splitlines()[-1]
     assert not (tmp_path / "r").exists()
+
+
+def test_verify_says_what_to_do_about_incomplete_and_damaged_records(run, tmp_path):
+    _, out = run
+    broken = tmp_path / "run"
+    shutil.copytree(out, broken)
+
+    def last() -> str:
+        done = cli("bench", "verify", out.parent / "every.toml", "--out", broken)
+        assert done.exit_code == 1
+        return done.stderr.splitlines()[-1]
+
+    first, second, *_ = sorted((broken / "cells").iterdir())
+    shutil.rmtree(first)
+    (broken / "cells" / f".{'0' * 32}.x.tmp").mkdir()
+    next((broken / "sources").glob("*.caster")).with_suffix(".json").unlink()
+    next((broken / "sources").glob("*.caster")).unlink()
+    assert "`caster bench run` continues the run" in last()
+    (second / "cell.json").write_text("{}")
+    assert "delete what is named as damaged" in last()
+    shutil.rmtree(second)
+    assert "`caster bench run` continues the run" in last()
+    (broken / "cells" / "notes.txt").write_text("!")
+    assert last().endswith(f"in the records of {broken}")
 
 
 def test_verify_says_that_nothing_is_wrong(run):

@@ -440,7 +440,7 @@ def test_a_hand_in_cell_json(run, before, after):
 def test_a_hand_in_an_admission(run):
     path = sources_of(run.out) / "r18--digits.json"
     path.write_text(path.read_text().replace("0.91", "0.99", 1))
-    assert run.kinds() == {"admission missing or changed"}
+    assert run.kinds() == {"admission changed or damaged"}
 
 
 # What one digest of a cell's own cannot tell

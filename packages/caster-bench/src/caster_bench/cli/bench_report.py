@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -116,7 +117,7 @@ def pack(
             parsed, _location(parsed, out, records), Pack(folder), root, progress, prune
         )
     if packed is None:
-        raise _listed(problems, folder)
+        raise _listed(problems, Pack(folder))
     if packed.dropped:
         dropped = counted(len(packed.dropped), "cell")
         say(f"left out {dropped} that the sweep does not have, such as {some_of(packed.dropped)}")
@@ -149,6 +150,7 @@ def claims(
     from caster.report import check_can_draw
 
     check_can_draw()
+    from caster_bench.records.store import Pack
     from caster_bench.studies.claims.claim_file import read_claims
     from caster_bench.studies.claims.document import write_document
     from caster_bench.studies.claims.verdicts import gather
@@ -157,7 +159,7 @@ def claims(
     with progress_bar() as progress:
         evidence, problems = gather(parsed, root, progress)
     if problems:
-        raise _listed(problems, root / parsed.records)
+        raise _listed(problems, Pack(root / parsed.records))
     for verdict, count in write_document(parsed, evidence, into).items():
         say(f"{counted(count, 'claim')} {verdict}")
     folder = into / parsed.reports
@@ -249,5 +251,20 @@ def _listed(problems: list[Problem], records: Records) -> typer.Exit:
 
     for line in lines(problems):
         say(line, errors)
-    say(f"caster: {counted(len(problems), 'problem')} in the records of {records}", errors)
+    found = f"caster: {counted(len(problems), 'problem')} in the records of {records}"
+    say(": ".join([found, *_remedy({problem.kind for problem in problems}, records)]), errors)
     return typer.Exit(1)
+
+
+def _remedy(kinds: set[str], records: Records) -> Iterator[str]:
+    """Say what to do about records that are incomplete or damaged; other faults have no remedy."""
+    from caster_bench.records.store import Pack
+    from caster_bench.studies.check_cells import CHANGED, DAMAGED, LEFT, MISSING, UNADMITTED
+
+    packed = isinstance(records, Pack)
+    if kinds <= {MISSING, UNADMITTED, LEFT}:
+        part = "name a recorded part with --only or --backbone"
+        also = "record and pack the rest" if packed else "`caster bench run` continues the run"
+        yield f"{also}, or {part}"
+    elif kinds & {DAMAGED, CHANGED} and not packed:
+        yield "delete what is named as damaged, and `caster bench run` makes it again"

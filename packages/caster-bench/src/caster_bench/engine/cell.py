@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from caster.cli.console import option_of
 from caster.core.arrays import to_numpy
 from caster.errors import CasterError, is_disk_full, machine_message
 from caster.models.protocol import Outputs
@@ -316,8 +317,13 @@ class PeakMemory:
 
 
 def one_line(error: BaseException) -> str:
-    """Format an error on one line."""
+    """Format an error on one line, as the command line prints it at the end of a run."""
     if isinstance(error, MemoryError | RecursionError | OSError):
         error = CasterError(machine_message(error))
-    message = " ".join(str(error).split())[:300]
-    return message if isinstance(error, CasterError) else f"{type(error).__name__}: {message}"
+    if isinstance(error, CasterError):
+        return _shortened(error.phrased(option_of(error.argument)))
+    return f"{type(error).__name__}: {_shortened(str(error))}"
+
+
+def _shortened(message: str) -> str:
+    return " ".join(message.split())[:300]

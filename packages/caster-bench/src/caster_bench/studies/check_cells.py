@@ -18,6 +18,8 @@ from caster_bench.sweeps import Spec, Sweep
 from caster_bench.sweeps.spec import CLASS_ORDERED, GATE, PRESET, frozen_value, inner_and_gate
 
 MAX_SHOWN = 5  # per kind; the rest are counted
+MISSING, UNADMITTED, LEFT = "missing", "admission missing", "left by a killed run"
+DAMAGED, CHANGED = "changed or damaged", "admission changed or damaged"
 Pair = tuple[str, str]  # backbone and data
 Admissions = dict[Pair, Admission]
 SOFTWARE = ("python", "numpy", "torch", "caster")  # versions that must be stated
@@ -62,10 +64,11 @@ def read_admissions(out: Records, pairs: Iterable[Pair]) -> tuple[Admissions, li
     admissions: Admissions = {}
     problems = []
     for pair in pairs:
+        path = admission_path(out, "--".join(pair))
         try:
-            admissions[pair] = read_admission(admission_path(out, "--".join(pair)))
+            admissions[pair] = read_admission(path)
         except CasterError as error:
-            problems.append(Problem("admission missing or changed", str(error)))
+            problems.append(Problem(CHANGED if path.exists() else UNADMITTED, str(error)))
     return admissions, problems
 
 

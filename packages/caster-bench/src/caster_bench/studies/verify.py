@@ -24,6 +24,9 @@ from caster_bench.records.digest import FormatError
 from caster_bench.records.schema import DONE, Cell
 from caster_bench.records.store import Location, Pack, Records, read_cell, scan
 from caster_bench.studies.check_cells import (
+    DAMAGED,
+    LEFT,
+    MISSING,
     Pair,
     Problem,
     check_admissions,
@@ -87,12 +90,12 @@ def examine(
         )
         raise CasterError(f"{out} has no records of {sweep.name}: {remedy}")
     problems = [Problem("foreign", str(path)) for path in there.foreign]
-    problems += [Problem("left by a killed run", str(path)) for path in there.leftovers]
+    problems += [Problem(LEFT, str(path)) for path in there.leftovers]
     problems += foreign_files(there, sweep)
     found: Found = {}
     problems += _find(there.records, sweep, found)
     wanted = sweep.cells if needed is None else needed
-    problems += [Problem("missing", spec.full) for spec in wanted if spec not in found]
+    problems += [Problem(MISSING, spec.full) for spec in wanted if spec not in found]
     pairs = _pairs(sweep, {*found, *wanted}, there.admissions)
     admissions, unread = read_admissions(out, pairs)
     problems += unread
@@ -118,7 +121,7 @@ def _find(cells: tuple[Location, ...], sweep: Sweep, found: Found) -> Iterator[P
             _check_identity(cell, where)
         except CasterError as error:
             of_another = isinstance(error, FormatError)
-            kind = "of another format" if of_another else "changed or damaged"
+            kind = "of another format" if of_another else DAMAGED
             yield Problem(kind, str(error))
             continue
         if spec not in sweep.cells:
