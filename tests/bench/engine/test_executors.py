@@ -50,6 +50,18 @@ def wait_for(condition, seconds=180.0):  # Ray takes a minute to start where cor
     assert condition()
 
 
+def failures(stderr):
+    """Each cell and its reason, which is printed once if several cells share it."""
+    why = ""
+    for line in stderr.splitlines():
+        if line.startswith("failed ("):
+            why = line.partition("): ")[2]
+        elif line.startswith("failed: "):
+            yield line.removeprefix("failed: ")
+        elif line.startswith("  ") and why:
+            yield f"{line.strip()}: {why}"
+
+
 @pytest.mark.slow
 @pytest.mark.whole
 def test_on_ray_a_failing_cell_and_a_killed_worker_stop_no_other(tmp_path, checkpoints):
@@ -66,7 +78,7 @@ def test_on_ray_a_failing_cell_and_a_killed_worker_stop_no_other(tmp_path, check
         os.kill(busy()[0], signal.SIGKILL)
         stdout, stderr = process.communicate(timeout=120)
     assert process.returncode == 1, stdout + stderr
-    lines = [line for line in stderr.splitlines() if line.startswith("failed: ")]
+    lines = list(failures(stderr))
     killed = [line for line in lines if line.endswith(DIED)]
     failed = [line for line in lines if line not in killed]
     lost = {line.partition(",")[2].partition(":")[0] for line in killed}

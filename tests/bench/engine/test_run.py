@@ -435,6 +435,48 @@ def test_a_plan_without_data_says_that_costs_are_unknown(tmp_path, monkeypatch):
         assert "set CASTER_DATA or give --data-root" in result.output
 
 
+@pytest.mark.parametrize("part", ["source", "target"])
+def test_a_plan_with_a_wrong_name_of_data_ends_in_status_1(tmp_path, part):
+    path = tmp_path / "small.toml"
+    path.write_text(SMALL.replace(f'{part} = "digits:', f'{part} = "digit:'))
+    result = cli("bench", "plan", str(path), "--out", str(tmp_path / "out"))
+    assert result.exit_code == 1
+    assert "digits: digit:" in result.output
+    assert "does not exist" in result.output
+    assert "the cost of 6 cells is unknown" in result.output
+
+
+def test_a_plan_names_checkpoints_that_do_not_exist(tmp_path, checkpoints):
+    """They may be trained later, so this is no fault."""
+    path = tmp_path / "small.toml"
+    path.write_text(SMALL + ABSENT)
+    words = ["bench", "plan", path, "--out", tmp_path / "out", "--root", checkpoints]
+    result = cli(*words)
+    assert result.exit_code == 0, result.output
+    assert "no such checkpoint: checkpoints/absent.safetensors;" in result.output
+    assert "no such checkpoint" not in cli(*words, "--backbone", "resnet").output
+
+
+def test_a_missing_checkpoint_of_a_published_network_cannot_be_trained(tmp_path):
+    text = SMALL.replace('family = "batch"', 'family = "batch"\narchitecture = "keras_resnet50"')
+    summary, _ = run_inline(sweep_of(tmp_path, text), tmp_path / "out", tmp_path)
+    (reason,) = summary.rejections.values()
+    assert "make it with benchmarks/real/published.py, or fix its path" in reason
+    assert "train" not in reason
+
+
+def test_a_repeated_reason_is_printed_once_with_a_count(tmp_path, capsys):
+    digits = SMALL[SMALL.index("[data.") : SMALL.index("[[grid]]")]
+    two = digits + digits.replace("data.digits", "data.other").replace("limit = 96", "limit = 90")
+    sweep = sweep_of(tmp_path, SMALL.replace(digits, two))
+    summary, _ = run_inline(sweep, tmp_path / "out", tmp_path)
+    show_summary(summary, tmp_path / "out")
+    printed = capsys.readouterr().out
+    assert printed.count("there is no checkpoint") == 1
+    assert "rejected (2): there is no" in printed
+    assert "\n  resnet on digits\n  resnet on other\n" in printed
+
+
 def test_a_plan_with_some_of_its_data_counts_those(tmp_path, monkeypatch):
     monkeypatch.delenv("CASTER_DATA", raising=False)
     digits = SMALL[SMALL.index("[data.") : SMALL.index("[[grid]]")]

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from caster_bench.cli.bench_train import default_out
 from caster_bench.data.corruptions import MODULES
+from caster_bench.engine import networks
 from caster_bench.sweeps import Spec, read, spec
 from tests.support.messages import error_line
 
@@ -47,6 +48,11 @@ def test_the_words_of_a_sweep_are_those_of_the_data():
     assert {*spec.GROUPS["all"]} == MODULES.keys()
     for name, module in MODULES.items():
         assert hasattr(import_module(f"caster_bench.data.corruptions.{module}"), name)
+    assert list(spec.TRAINED_NETWORKS) == networks.architectures()
+    assert [networks.find(name).name for name in spec.PUBLISHED_NETWORKS] == [
+        "keras_resnet50",
+        "efficientnet_lite0",
+    ]
 
 
 def test_a_grid_is_a_product(tmp_path):
@@ -237,6 +243,11 @@ def test_a_wrong_grid_is_one_line(tmp_path, grids, line):
         ('name = "t"', 'name = "t"\nconstants.taw = 1.0', "no constant 'taw': did you mean 'tau'?"),
         ('name = "t"', 'name = "t"\nconstants.tau = -1.0', "tau must be a number above 0"),
         ('family = "batch"', 'family = "group"', "backbones.r18: there is no family 'group'"),
+        (
+            'group = "ViT"',
+            'architecture = "vit_bass"',
+            "backbones.vit: there is no architecture 'vit_bass': did you mean 'vit_base'?",
+        ),
         ('group = "ViT"', 'groop = "ViT"', "backbones.vit: there is no key 'groop'"),
         ("[backbones.r18]", '["backbones"."r--18"]', "a name has letters, digits"),
         ('checkpoint = "r18.safetensors"', "", "backbones.r18: 'checkpoint' is missing"),

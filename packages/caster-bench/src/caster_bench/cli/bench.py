@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -82,14 +82,19 @@ def plan(
     """List the cells of a sweep: which have a record, and what the others are expected to cost.
 
     Costs come from the times of similar cells in this run; without any, they are a guess from the
-    method and the number of images.
+    method and the number of images. Checkpoints and data that are not there are named; the exit
+    status is 1 if data are neither a published set nor a file or folder.
     """
     from caster_bench.engine.executors.local import select_devices
     from caster_bench.engine.plan import Costs, groups_of, make_plan
 
     known, context = _open(sweep, out, root, data_root, select_devices(None)[0])
     made = make_plan(known, context, only or (), backbones=backbone or (), methods=method or ())
-    show_plan(made, Costs(made), list(groups_of(made.missing)), by_cell=cells)
+    costs = Costs(made)
+    show_plan(made, costs, list(groups_of(made.missing)), by_cell=cells)
+    # a checkpoint may be trained and a published set downloaded later, but a wrong name stays wrong
+    if any(error.argument != "data_root" for error in costs.unopened.values()):
+        raise typer.Exit(1)
 
 
 def run(
@@ -196,6 +201,11 @@ def show_plan(plan: Plan, costs: Costs, groups: list[tuple[Spec, ...]], by_cell:
         say(f"damaged, to be run again: {', '.join(sorted(plan.damaged))}")
     if plan.undecided:
         say(f"to be admitted first: {first_few([' on '.join(pair) for pair in plan.undecided])}")
+    if plan.absent:
+        say(
+            f"no such checkpoint: {first_few(plan.absent)}; if it is still missing when the sweep "
+            "runs, its cells are rejected"
+        )
 
 
 def methods_table(plan: Plan, costs: Costs) -> Table:
@@ -290,10 +300,10 @@ def _left(status: RunStatus) -> str:
 
 def show_summary(summary: Summary, out: Path) -> None:
     """Print the outcome of a run."""
-    for what, why in summary.rejections.items():
-        say(f"rejected: {what}: {why}")
-    for what, why in summary.failures:
-        say(f"failed: {what}: {why}", errors)
+    for line in by_reason("rejected", summary.rejections.items()):
+        say(line)
+    for line in by_reason("failed", summary.failures):
+        say(line, errors)
     before = f", {summary.already:,} of them earlier" if summary.already else ""
     say(
         f"{counted(summary.cells, 'cell')} done and {summary.rejected:,} rejected{before}; "
@@ -314,6 +324,26 @@ def show_summary(summary: Summary, out: Path) -> None:
             "another --out"
         )
         say_first([f"  {cells_of(out) / key}" for key in summary.foreign])
+
+
+def by_reason(what: str, reasons: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """List cells or backbones, each reason once.
+
+    >>> print(*by_reason("failed", [("a", "no data"), ("b", "no k"), ("c", "no data")]), sep="\\n")
+    failed (2): no data
+      a
+      c
+    failed: b: no k
+    """
+    groups: dict[str, list[str]] = {}
+    for name, why in reasons:
+        groups.setdefault(why, []).append(name)
+    for why, names in groups.items():
+        if len(names) == 1:
+            yield f"{what}: {names[0]}: {why}"
+        else:
+            yield f"{what} ({len(names):,}): {why}"
+            yield from (f"  {name}" for name in names)
 
 
 def duration(seconds: float) -> str:

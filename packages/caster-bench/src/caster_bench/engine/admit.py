@@ -24,6 +24,7 @@ from caster_bench.records.digest import FormatError
 from caster_bench.records.schema import Admission
 from caster_bench.records.store import read_admission, sources_of, write_admission
 from caster_bench.sweeps import Backbone, Data
+from caster_bench.sweeps.spec import PUBLISHED_NETWORKS
 
 
 class CheckpointRejected(CasterError):  # noqa: N818 it is a decision, not a fault
@@ -44,8 +45,10 @@ def checkpoint_digest(context: RunContext, backbone: Backbone) -> str | None:
         return None
     path = checkpoint_path(context, backbone)
     if not path.is_file():
+        published = backbone.architecture in PUBLISHED_NETWORKS
+        how = "make it with benchmarks/real/published.py" if published else "train it"
         raise CheckpointRejected(
-            f"there is no checkpoint {backbone.checkpoint}: train it, or fix its path"
+            f"there is no checkpoint {backbone.checkpoint}: {how}, or fix its path"
         )
     sha256 = file_digest(path)
     if backbone.sha256 not in (None, sha256):

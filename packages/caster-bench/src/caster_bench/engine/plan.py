@@ -10,7 +10,7 @@ from pathlib import Path
 
 from caster.errors import CasterError
 from caster_bench.data import open_data
-from caster_bench.engine.admit import current_admission
+from caster_bench.engine.admit import checkpoint_path, current_admission
 from caster_bench.engine.cell_settings import check_settings, entry_of
 from caster_bench.engine.record import identity_of
 from caster_bench.engine.run_context import RunContext
@@ -63,6 +63,13 @@ class Plan:
         """Backbones on data to be admitted before their cells can run."""
         pairs = dict.fromkeys((spec.backbone, spec.data) for spec in self.wanted)
         return [pair for pair in pairs if self.admissions[pair] is None]
+
+    @property
+    def absent(self) -> list[str]:
+        """Checkpoints of undecided backbones that do not exist."""
+        backbones = dict.fromkeys(self.context.backbones[name] for name, _ in self.undecided)
+        files = [backbone for backbone in backbones if backbone.is_file]
+        return [own.checkpoint for own in files if not checkpoint_path(self.context, own).is_file()]
 
     @property
     def is_complete(self) -> bool:
@@ -173,7 +180,7 @@ class Costs:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._cells: dict[Spec, float] = {}
-        self.unopened: dict[str, CasterError] = {}  # data whose images cannot be counted, and why
+        self.unopened: dict[str, CasterError] = {}  # data that cannot be opened, and why
         self._lengths: dict[str, int] = {}  # images of data that were opened
         self._rates, self._inert = _measured_rates(plan)
         self._default = DEFAULT_RATE["cuda" if plan.context.on_gpu else "cpu"]
@@ -202,6 +209,7 @@ class Costs:
             data = self._plan.context.data[name]
             try:
                 found = len(open_data(data.target, self._plan.context.data_root))
+                open_data(data.source, self._plan.context.data_root)  # no cell runs without it
             except CasterError as error:
                 self.unopened[name] = error
             else:

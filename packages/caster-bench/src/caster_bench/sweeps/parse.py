@@ -24,11 +24,13 @@ from caster_bench.sweeps.spec import (
     GROUPS,
     LAST,
     ORDERS,
+    PUBLISHED_NETWORKS,
     SCHEDULES,
     SEVERITIES,
     SPARE,
     STUDIES,
     THRESHOLDS,
+    TRAINED_NETWORKS,
     TUNING,
     Backbone,
     Data,
@@ -132,11 +134,14 @@ def _backbone(name: str, table: dict[str, Any]) -> Backbone:
     with within(f"backbones.{name}"):
         optional = [field.name for field in fields(Backbone) if field.default is None]
         check_keys(table, ("family", "checkpoint", *optional))
+        given = {key: text(table, key) for key in optional if key in table}
+        if "architecture" in given:
+            known(given["architecture"], TRAINED_NETWORKS + PUBLISHED_NETWORKS, "architecture")
         return Backbone(
             name,
             known(text(table, "family"), FAMILIES, "family"),
             text(table, "checkpoint"),
-            **{key: text(table, key) for key in optional if key in table},
+            **given,
         )
 
 

@@ -1,7 +1,8 @@
 """A sweep in memory: its vocabulary, its cells, and parts of it.
 
-Names of corruptions, orders and schedules are defined here rather than in `caster_bench.data`,
-because reports read sweeps and must not import data.
+Names of corruptions, orders, schedules and networks are defined here rather than in
+`caster_bench.data` and `caster_bench.engine`, because reports read sweeps and must not import
+either.
 """
 
 from __future__ import annotations
@@ -29,6 +30,11 @@ SCHEDULES = ("each", "continual", "gradual", "mixed")
 RECURRING = "recurring"  # a continual stream that goes through its conditions again
 LAST = ("keep", "drop")
 FAMILIES = ("batch", "batch-plain", "layer")
+TRAINED_NETWORKS = (  # by `caster bench train`; the small ones are for tests
+    *("resnet18", "resnet50", "convnext_tiny", "vit_base", "deit_base", "swin_tiny"),
+    *("mini-resnet", "mini-convnext", "mini-vit", "mini-deit", "mini-swin"),
+)
+PUBLISHED_NETWORKS = ("keras_resnet50", "efficientnet_lite0")  # see benchmarks/real/published.py
 ORDERS: dict[str, tuple[str, ...]] = {  # and their settings
     "shuffled": (),
     "file": (),
