@@ -48,9 +48,10 @@ def _table(entries: list[Entry]) -> Table:
 def _describe(entry: Entry) -> None:
     from caster_bench.methods.gates import GATES, keywords
 
-    options = entry.options()  # first: fails if a library is missing
+    options = entry.options()  # first: fails if the method or a library cannot be loaded
     say(f"{entry.name}: {entry.summary}\n")
-    say(_description(entry.maker()))
+    if (description := _description(entry.maker())) != entry.summary:
+        say(description)
     say(f"\nneeds      {', '.join(entry.needs) or 'only a model'}")
     say(f"gradients  {'yes' if entry.gradients else 'no'}")
     if entry.revision is not None:

@@ -53,9 +53,12 @@ class Entry:
     settings: Settings = field(default_factory=dict)  # that distinguish variants of one class
     presets: Mapping[str, Settings] = field(default_factory=dict)  # published, by benchmark
     gate: str | None = None  # in front of it
+    fault: str | None = None  # why it cannot be loaded
 
     def maker(self) -> Callable[..., Method]:
         """Import what makes the method."""
+        if self.fault is not None:
+            raise CasterError(self.fault)
         if not isinstance(self.make, str):
             return self.make
         module, _, attribute = self.make.partition(":")
@@ -411,9 +414,5 @@ def _load(point: EntryPoint) -> Entry:
             )
     except Exception as error:  # another package's code may raise anything
         reason = f"{point.name} cannot be loaded from {point.value}: {error}"
-
-        def fail(model: FrozenModel, source: Source, *, name: str) -> Method:
-            raise CasterError(reason)
-
-        return Entry(point.name, reason, fail)
+        return Entry(point.name, reason, point.value, fault=reason)
     return entry
