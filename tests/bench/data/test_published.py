@@ -475,7 +475,7 @@ def every_set(thousand, tmp_path_factory):
 def test_the_sweep_on_published_files_opens_every_set(every_set):
     """Source and target have the same classes, and their images can be read."""
     sweep = read(Path(__file__).parents[3] / "reproduction" / "sweeps" / "published.toml")
-    check_settings(sweep.cells)
+    check_settings(sweep)
     names = {name for data in sweep.data.values() for name in (data.source, data.target)}
     opened = {}
     for name in names:

@@ -94,8 +94,9 @@ def test_every_method_has_a_key_and_another_default_another(monkeypatch):
 )
 def test_wrong_settings_fail_before_anything_runs(tmp_path, old, new, message):
     sweep = sweep_of(tmp_path, SMALL.replace(old, new, 1))
-    with pytest.raises(CasterError, match=message):
+    with pytest.raises(CasterError, match=message) as raised:
         make_plan(sweep, RunContext.of(sweep, tmp_path / "out"))
+    assert str(raised.value).startswith(f"{tmp_path / 'sweep.toml'}: grid 1: ")
 
 
 SWEEPS = sorted(path for path in SWEEP.parent.glob("*.toml") if path.stem != "claims")

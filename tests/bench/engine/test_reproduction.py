@@ -34,7 +34,7 @@ def conditions(*severities):
 
 
 def test_every_setting_is_one_that_there_is(sweep):
-    check_settings(sweep.cells)
+    check_settings(sweep)
     for study in STUDIES:
         assert sweep.of(study) or study in ("layers", "tuning"), study
 

@@ -88,7 +88,7 @@ def test_reported_corruptions_are_rejected(tmp_path):
 
 def test_the_committed_sweep_gives_every_method_the_same_budget():
     sweep = read(Path(__file__).parents[3] / "reproduction" / "sweeps" / "tuning.toml")
-    check_settings(sweep.cells)
+    check_settings(sweep)
     budgets: Counter[tuple[str, str]] = Counter()
     for spec in sweep.cells:
         ((corruption, severity),) = spec.conditions

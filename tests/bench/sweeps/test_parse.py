@@ -188,7 +188,7 @@ GRID = '[[grid]]\nstudy = "gate"\nmethods = ["caster"]\n'
     ("grids", "line"),
     [
         ("", "there is no [[grid]]"),
-        (GRID + "seed = [1]", "grid 1: there is no key of a grid 'seed': did you mean 'seeds'?"),
+        (GRID + "seed = [1]", "grid 1: unknown key 'seed' in a grid: did you mean 'seeds'?"),
         (GRID + 'corruptions = ["fogg"]', "grid 1: there is no corruption 'fogg': did you mean"),
         (GRID + 'backbones = ["r19"]', "grid 1: there is no backbone 'r19': did you mean 'r18'?"),
         (GRID + 'data = ["imagenet"]', "there is no data 'imagenet': choose from c10, pets"),
@@ -208,7 +208,7 @@ GRID = '[[grid]]\nstudy = "gate"\nmethods = ["caster"]\n'
         ),
         (GRID + 'corruptions = "all"\nrounds = 2', "'rounds' needs the schedule 'continual'"),
         (GRID + "rounds = 0", "'rounds' is an integer from 1 up, not 0"),
-        (GRID + 'last = "kept"', "there is no choice of 'last' 'kept': did you mean 'keep'?"),
+        (GRID + 'last = "kept"', "no value of 'last' called 'kept': did you mean 'keep'?"),
         (GRID + "alone = 1", "'alone' is true or false, not 1"),
         (GRID + '[[grid]]\nstudy = "gate"', "grid 2: 'methods' is missing"),
         ('[[grid]]\nmethods = ["caster"]', "grid 1: 'study' is missing"),
@@ -239,8 +239,16 @@ def test_a_wrong_grid_is_one_line(tmp_path, grids, line):
     [
         ('name = "t"', 'name = "a/b"', "the name 'a/b' must be usable as a folder name"),
         ('name = "t"', "", "'name' is missing"),
-        ('name = "t"', 'name = "t"\nbackbone = 1', "did you mean 'backbones'?"),
-        ('name = "t"', 'name = "t"\nconstants.taw = 1.0', "no constant 'taw': did you mean 'tau'?"),
+        (
+            'name = "t"',
+            'name = "t"\nbackbone = 1',
+            "unknown key 'backbone' in a sweep: did you mean",
+        ),
+        (
+            'name = "t"',
+            'name = "t"\nconstants.taw = 1.0',
+            "unknown constant 'taw': did you mean 'tau'?",
+        ),
         ('name = "t"', 'name = "t"\nconstants.tau = -1.0', "tau must be a number above 0"),
         ('family = "batch"', 'family = "group"', "backbones.r18: there is no family 'group'"),
         (
@@ -248,7 +256,7 @@ def test_a_wrong_grid_is_one_line(tmp_path, grids, line):
             'architecture = "vit_bass"',
             "backbones.vit: there is no architecture 'vit_bass': did you mean 'vit_base'?",
         ),
-        ('group = "ViT"', 'groop = "ViT"', "backbones.vit: there is no key 'groop'"),
+        ('group = "ViT"', 'groop = "ViT"', "backbones.vit: unknown key 'groop': did you mean"),
         ("[backbones.r18]", '["backbones"."r--18"]', "a name has letters, digits"),
         ('checkpoint = "r18.safetensors"', "", "backbones.r18: 'checkpoint' is missing"),
         ('threshold = "none"', "", "data.pets: 'threshold' must be the clean accuracy"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
@@ -10,7 +9,8 @@ from caster.errors import CasterError
 from caster_bench.data.streams import Condition, StreamSettings
 from caster_bench.methods.gates import GATES, keywords
 from caster_bench.methods.registry import find
-from caster_bench.sweeps import Spec
+from caster_bench.sweeps import Spec, Sweep
+from caster_bench.sweeps.parse import within
 from caster_bench.sweeps.spec import GATE, PRESET, known
 
 SEED = "seed"
@@ -67,17 +67,18 @@ def stream_settings(spec: Spec) -> StreamSettings:
     )
 
 
-def check_settings(specs: Iterable[Spec]) -> None:
+def check_settings(sweep: Sweep) -> None:
     """Raise if a cell sets something that its method, gate or stream does not have."""
-    specs = list(specs)
-    for spec in {(spec.method, spec.settings): spec for spec in specs}.values():
-        _check_method(spec)
-    kinds = {
-        (s.order, s.order_settings, s.schedule, s.conditions, s.batch_size, s.last): s
-        for s in specs
-    }
-    for spec in kinds.values():
-        stream_settings(spec)  # raises
+    methods: dict[Any, Spec] = {}
+    streams: dict[Any, Spec] = {}
+    for s in sweep.cells:
+        methods.setdefault((s.method, s.settings), s)
+        kind = s.order, s.order_settings, s.schedule, s.conditions, s.batch_size, s.last
+        streams.setdefault(kind, s)
+    for check, specs in ((_check_method, methods), (stream_settings, streams)):
+        for spec in specs.values():
+            with within(sweep.origins[spec]):
+                check(spec)
 
 
 def _check_method(spec: Spec) -> None:

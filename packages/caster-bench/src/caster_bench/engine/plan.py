@@ -11,7 +11,7 @@ from pathlib import Path
 from caster.errors import CasterError
 from caster_bench.data import open_data
 from caster_bench.engine.admit import checkpoint_path, current_admission
-from caster_bench.engine.cell_settings import check_settings, entry_of
+from caster_bench.engine.cell_settings import entry_of
 from caster_bench.engine.record import identity_of
 from caster_bench.engine.run_context import RunContext
 from caster_bench.engine.shared_images import Group
@@ -87,7 +87,6 @@ def make_plan(
     methods: Sequence[str] = (),  # likewise
 ) -> Plan:
     """Compare a sweep with the folder of its run, without running or writing anything."""
-    check_settings(sweep.cells)
     wanted = list(select(sweep, only, backbones, methods).cells)
     pairs = dict.fromkeys((spec.backbone, spec.data) for spec in sweep.cells)
     digests: dict[str, str] = {}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from caster.config import Settings
-from caster_bench.engine.cell_settings import wants_layers
+from caster_bench.engine.cell_settings import check_settings, wants_layers
 from caster_bench.records.store import STATE, admission_path
 from caster_bench.sweeps import Backbone, Data, Sweep
 
@@ -37,7 +37,8 @@ class RunContext:
         data_root: Path | None = None,
         device: str = CPU,
     ) -> RunContext:
-        """Return the context of a sweep's run, with absolute paths."""
+        """Return the context of a sweep's run, with absolute paths; raise for unknown settings."""
+        check_settings(sweep)
         if data_root is None and os.environ.get("CASTER_DATA"):
             data_root = Path(os.environ["CASTER_DATA"])  # other nodes may have another value
         return cls(

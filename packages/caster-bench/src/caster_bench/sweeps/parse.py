@@ -6,7 +6,7 @@ keys to one another, which would be validators of the same length.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from itertools import chain, product
@@ -36,6 +36,7 @@ from caster_bench.sweeps.spec import (
     Data,
     Spec,
     Sweep,
+    closest,
     frozen_value,
     known,
 )
@@ -45,6 +46,7 @@ GRID_KEYS = (
     *("study", "backbones", "data", "corruptions", "severities", "methods", "seeds"),
     *("batch_sizes", "orders", "schedule", "rounds", "last", "alone"),
 )
+GRID = "grid {}"  # how errors name one, by its number in the file
 NO_HEAD = "none"  # the threshold if no method uses the head
 Pairs = tuple[tuple[str, Any], ...]  # settings, sorted by name
 Conditions = tuple[tuple[str, int], ...]
@@ -67,20 +69,22 @@ def read(path: AnyPath) -> Sweep:
     """
     table, sha256 = read_toml(path)
     with within(str(path)):
-        check_keys(table, SWEEP_KEYS, "key of a sweep")
+        check_keys(table, SWEEP_KEYS, where=" in a sweep")
         name = text(table, "name")
         if Path(name).name != name or name.startswith("."):
             raise CasterError(f"the name {name!r} must be usable as a folder name")
         backbones = {key: _backbone(key, own) for key, own in _tables(table, "backbones").items()}
         data = {key: _data(key, own) for key, own in _tables(table, "data").items()}
+        cells, grids = _cells(table.get("grid"), list(backbones), list(data))
         return Sweep(
             name=name,
             title=text(table, "title") if "title" in table else name,
             constants=_constants(table.get("constants", {})),
             backbones=backbones,
             data=data,
-            cells=_cells(table.get("grid"), list(backbones), list(data)),
+            cells=cells,
             sha256=sha256,
+            origins={spec: f"{path}: {GRID.format(number)}" for spec, number in grids.items()},
         )
 
 
@@ -93,12 +97,19 @@ def within(where: str) -> Iterator[None]:
         raise CasterError(f"{where}: {error}") from None
 
 
-def check_keys(table: Any, keys: Iterable[str], what: str = "key") -> None:
-    """Reject what is not a table with these keys."""
+def check_keys(table: Any, keys: Sequence[str], what: str = "key", where: str = "") -> None:
+    """Reject what is not a table with these keys.
+
+    >>> check_keys({"seed": [1]}, ["study", "seeds"], where=" in a grid")
+    Traceback (most recent call last):
+        ...
+    caster.errors.CasterError: unknown key 'seed' in a grid: did you mean 'seeds'?
+    """
     if not isinstance(table, dict):
         raise CasterError(f"it must be a table, not {table!r}")
     for key in table:
-        known(key, keys, what)
+        if key not in keys:
+            raise CasterError(f"unknown {what} {key!r}{where}: {closest(key, keys)}")
 
 
 def text(table: dict[str, Any], key: str) -> str:
@@ -168,18 +179,22 @@ def _threshold(table: dict[str, Any], target: str) -> float | None:
     return float(given)
 
 
-def _cells(grids: Any, backbones: list[str], data: list[str]) -> dict[Spec, frozenset[str]]:
-    """Cells of all grids with their studies; those of one stream are adjacent."""
+def _cells(
+    grids: Any, backbones: list[str], data: list[str]
+) -> tuple[dict[Spec, frozenset[str]], dict[Spec, int]]:
+    """Cells of all grids with their studies, and their grids; those of one stream are adjacent."""
     if not isinstance(grids, list) or not grids:
         raise CasterError("there is no [[grid]]")
     streams: dict[Spec, dict[Spec, frozenset[str]]] = {}
+    numbers: dict[Spec, int] = {}
     for number, table in enumerate(grids, 1):
-        with within(f"grid {number}"):
+        with within(GRID.format(number)):
             grid = _grid(table, backbones, data)
         for spec in grid.cells():
             cells = streams.setdefault(spec.stream, {})
             cells[spec] = cells.get(spec, frozenset()) | grid.studies
-    return dict(chain.from_iterable(cells.items() for cells in streams.values()))
+            numbers.setdefault(spec, number)
+    return dict(chain.from_iterable(cells.items() for cells in streams.values())), numbers
 
 
 @dataclass(frozen=True)
@@ -222,7 +237,7 @@ class Grid:
 
 
 def _grid(table: Any, backbones: list[str], data: list[str]) -> Grid:
-    check_keys(table, GRID_KEYS, "key of a grid")
+    check_keys(table, GRID_KEYS, where=" in a grid")
     for name in ("study", "methods"):
         if name not in table:
             raise CasterError(f"{name!r} is missing")
@@ -244,7 +259,7 @@ def _grid(table: Any, backbones: list[str], data: list[str]) -> Grid:
         batch_sizes=_integers(table.get("batch_sizes", [64]), "batch_sizes", 1),
         orders=tuple(map(_order, _list(table.get("orders", ["shuffled"]), "orders"))),
         schedule=schedule,
-        last=known(table.get("last", "keep"), LAST, "choice of 'last'"),
+        last=known(table.get("last", "keep"), LAST, "value of 'last' called"),
         alone=alone,
     )
 

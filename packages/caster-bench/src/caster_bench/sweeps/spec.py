@@ -8,7 +8,7 @@ either.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from itertools import chain
 from typing import Any
@@ -73,10 +73,14 @@ def known(name: object, names: Iterable[str], what: str) -> str:
     names = list(names)
     if isinstance(name, str) and name in names:
         return name
+    raise CasterError(f"there is no {what} {name!r}: {closest(name, names)}")
+
+
+def closest(name: object, names: Sequence[str]) -> str:
+    """Suggest the closest name in any case, or else all of them."""
     folded = {each.casefold(): each for each in names}
     near = [folded[each] for each in get_close_matches(str(name).casefold(), folded, n=1)]
-    hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(names) or 'none'}"
-    raise CasterError(f"there is no {what} {name!r}: {hint}")
+    return f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(names) or 'none'}"
 
 
 def inner_and_gate(method: str) -> tuple[str, str]:
@@ -249,6 +253,7 @@ class Sweep:
     data: dict[str, Data]
     cells: dict[Spec, frozenset[str]]  # cell: studies
     sha256: str  # of the file
+    origins: dict[Spec, str] = field(default_factory=dict)  # file and first grid, for errors
 
     def of(self, study: str) -> list[Spec]:
         """Return the cells of one study."""
