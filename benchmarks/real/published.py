@@ -5,8 +5,8 @@
     python benchmarks/real/published.py WEIGHTS TEST OUT
 
 Both packages carry their weights: Keras's ResNet-50 and a port of EfficientNet-Lite0. TEST has one
-folder per class, named by WordNet identifier; the checkpoints, OUT/ARCHITECTURE.safetensors, record
-their accuracy on it.
+folder per class, named by WordNet identifier, or is `imagenet:val`, below $CASTER_DATA; the
+checkpoints, OUT/ARCHITECTURE.safetensors, record their accuracy on it.
 """
 
 from __future__ import annotations
