@@ -443,7 +443,7 @@ def test_names_are_printed_as_they_are(refusal):
 def test_data_that_will_not_do(refusal, made):
     assert "nowhere does not exist: DATA is" in refusal("fit M nowhere -o s")
     assert refusal("fit M pets:test -o s") == (
-        "there is no folder to find pets:test in: set CASTER_DATA or give --data-root"
+        "no data folder for pets:test: set CASTER_DATA or pass --data-root"
     )
     assert "has no labels" in refusal("fit M @target/azure -o s")
     assert "has no labels" in refusal("evaluate M @s.caster @target/azure")

@@ -103,12 +103,20 @@ def test_bad_input_is_one_line_and_nothing_is_written(typed, tmp_path):
     )
     assert "has no labels" in refusal(typed("unlabelled.npz out"))
     assert "none.npz does not exist" in refusal(typed("none.npz out"))
-    assert "set CASTER_DATA or give --data-root" in refusal(typed("cifar10:test out"))
+    assert "set CASTER_DATA or pass --data-root" in refusal(typed("cifar10:test out"))
     assert "cannot read the textures in ice" in refusal(
         typed("set.npz out --corruption frost --frost-textures ice")
     ).replace(str(tmp_path) + "/", "")
     assert not (tmp_path / "out").exists()
     assert typed("set.npz out --workers 0").exit_code == 2
+
+
+def test_the_digits_that_sweeps_know(typed, tmp_path):
+    done = typed("digits:test out --corruption contrast --severity 1 --workers 1")
+    assert done.exit_code == 0, done.output
+    assert done.stdout.startswith("896 images: 1 combination")
+    assert np.load(tmp_path / "out" / "contrast-1.npy").shape == (896, 32, 32, 3)
+    assert "choose digits:train or digits:test" in refusal(typed("digits other"))
 
 
 def test_ctrl_c_says_how_to_resume(typed, asked):

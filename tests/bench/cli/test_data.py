@@ -59,7 +59,7 @@ def test_check_finds_the_root_in_the_environment(food, monkeypatch):
     monkeypatch.setenv("CASTER_DATA", str(food))
     assert run("check", "food101:test").exit_code == 0
     monkeypatch.delenv("CASTER_DATA")
-    assert "set CASTER_DATA or give --data-root" in error_of("check", "food101:test")
+    assert "set CASTER_DATA or pass --data-root" in error_of("check", "food101:test")
 
 
 def test_check_lists_what_is_missing(food):

@@ -60,8 +60,8 @@ def test_counts(tmp_path, monkeypatch):
     resized(monkeypatch, "food101", {("test",): 4}, classes=2)
     assert check("food101", tmp_path).problems() == [
         "food101:test has 2 images instead of 4",
-        "food101:test has 1 images of apple_pie instead of 2",
-        "food101:test has 1 images of waffles instead of 2",
+        "food101:test has 1 image of apple_pie instead of 2",
+        "food101:test has 1 image of waffles instead of 2",
     ]
     resized(monkeypatch, "food101", {("test",): 2}, classes=3, balanced=False)
     status = check("food101", tmp_path)

@@ -134,7 +134,7 @@ def test_missing_files_are_named(version, tmp_path):
         "cifar-100-python": "test, meta",
         "cifar-100-binary": "test.bin, fine_label_names.txt",
     }[version]
-    assert f"is missing {expected} in {folder}: set CASTER_DATA or give" in message
+    assert f"is missing {expected} in {folder}: set CASTER_DATA or pass" in message
     shutil.rmtree(folder)
     message = rejection(f"{name_of(version)}:train", tmp_path)
     both = [v for v in VERSIONS if name_of(v) == name_of(version)]
@@ -252,9 +252,9 @@ def test_an_empty_or_damaged_listing(tmp_path, content):
 def test_where_the_root_comes_from(tmp_path, monkeypatch):
     pets(tmp_path / "data")
     monkeypatch.delenv("CASTER_DATA", raising=False)
-    assert "set CASTER_DATA or give" in rejection("pets:test")
+    assert "set CASTER_DATA or pass" in rejection("pets:test")
     monkeypatch.setenv("CASTER_DATA", "")
-    assert "set CASTER_DATA or give" in rejection("pets:test")
+    assert "set CASTER_DATA or pass" in rejection("pets:test")
     monkeypatch.setenv("CASTER_DATA", str(tmp_path / "data"))
     assert len(open_images("pets:test")) == 4
     monkeypatch.setenv("CASTER_DATA", str(tmp_path))

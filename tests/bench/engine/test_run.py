@@ -432,7 +432,7 @@ def test_a_plan_without_data_says_that_costs_are_unknown(tmp_path, monkeypatch):
         assert {row.split()[-1] for row in rows} == {"-"}
         assert "for one worker" not in result.output
         assert "the cost of 6 cells is unknown" in result.output
-        assert "set CASTER_DATA or give --data-root" in result.output
+        assert "set CASTER_DATA or pass --data-root" in result.output
 
 
 @pytest.mark.parametrize("part", ["source", "target"])

@@ -59,6 +59,7 @@ def test_ctrl_c(command, monkeypatch):
 def test_errors_are_one_line(files):
     for args, message in (
         (["mini-vitt", "--data", "digits"], "did you mean 'mini-vit'?"),
+        (["mini-vit", "--data", "digit"], "there is no set 'digit': did you mean 'digits'?"),
         (["mini-vit", "--data", files[0]], "name the held-out images with --test"),
         (["mini-vit", "--data", "digits", "--device", "cuda:7"], "there is no device 'cuda:7'"),
         (["mini-vit", "--data", "digits", "--out", "no/such.safetensors"], "there is no folder no"),

@@ -14,29 +14,36 @@ from caster.io.images import Images, open_images
 from caster_bench.data.corrupted_reader import is_corrupted_set, open_corrupted_set
 from caster_bench.data.sets import SETS, open_set
 
+DIGITS = "digits"  # scikit-learn's: they need no download
 SIDE = 32  # pixels of scikit-learn's digits, enlarged
 
 
 def open_named(source: str, root: Path | None) -> Images | None:
-    """Open a split of a published set or a folder from `caster corrupt`; else return None."""
+    """Open a split of a published set or of the digits, or a folder from `caster corrupt`.
+
+    Return None if it is none of these.
+    """
     if is_corrupted_set(Path(source)):
         return open_corrupted_set(Path(source))
     folder, _, split = source.rpartition(":")
     if folder and is_corrupted_set(Path(folder)):
         return open_corrupted_set(Path(folder), split)
-    named = source.partition(":")[0] in SETS and not Path(source).exists()
-    return open_set(source, root) if named else None
+    name, _, split = source.partition(":")
+    if Path(source).exists():
+        return None
+    if name == DIGITS:
+        return open_digits(split)
+    return open_set(source, root) if name in SETS else None
 
 
 def open_data(source: str, root: Path | None = None) -> Images:
-    """Open labelled images: scikit-learn's digits, or anything that `caster` opens.
+    """Open labelled images: anything that `caster` opens.
 
     >>> test = open_data("digits:test")
     >>> len(test), test.read(0).shape, len(test.classes)
     (896, (32, 32, 3), 10)
     """
-    name, _, split = source.partition(":")
-    return open_digits(split) if name == "digits" else open_images(source, root, labelled=True)
+    return open_images(source, root, labelled=True)
 
 
 @cache

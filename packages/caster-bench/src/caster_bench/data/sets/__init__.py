@@ -38,7 +38,7 @@ def root_folder(name: str, root: Path | None) -> Path:
     """Return the folder with the sets: the root, or the one in CASTER_DATA."""
     below = root or os.environ.get("CASTER_DATA")
     if not below:
-        raise CasterError(f"there is no folder to find {name} in: {REMEDY}", argument="data_root")
+        raise CasterError(f"no data folder for {name}: {REMEDY}", argument="data_root")
     return Path(below)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from caster.cli.console import counted
 from caster.errors import CasterError
 from caster.io import Progress, silent
 from caster.io.image_arrays import ArrayImages
@@ -127,7 +128,7 @@ def _wrong_counts(
 ) -> Iterator[str]:
     group = data.group(files.split)
     if len(images) != group.images:
-        yield f"{files.name} has {len(images):,} images instead of {group.images:,}"
+        yield f"{files.name} has {counted(len(images), 'image')} instead of {group.images:,}"
     classes = data.classes_present or data.classes
     labels, counts = np.unique(np.asarray(images.labels), return_counts=True)
     if len(labels) != classes:
@@ -136,4 +137,4 @@ def _wrong_counts(
         each = group.images // classes
         for label, count in zip(labels.tolist(), counts.tolist(), strict=True):
             if count != each:
-                yield f"{files.name} has {count:,} images of {label} instead of {each:,}"
+                yield f"{files.name} has {counted(count, 'image')} of {label} instead of {each:,}"

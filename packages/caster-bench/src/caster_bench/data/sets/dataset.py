@@ -12,7 +12,7 @@ from caster.io.image_arrays import ArrayImages
 from caster.io.image_files import FileImages
 
 MAX_LISTED = 8  # missing files that an error lists; the rest are counted
-REMEDY = "set CASTER_DATA or give {argument}"
+REMEDY = "set CASTER_DATA or pass {argument}"
 
 Missing = Sequence[tuple[Path, Sequence[str]]]  # folders, and the files missing in each
 

@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from caster.adapt.image_batches import THREADS
 from caster.errors import CasterError
 from caster.io.labels import Labels, encode, unique_labels
-from caster_bench.data import open_data
+from caster_bench.data import DIGITS, open_data
 from caster_bench.data.sets import SETS
 from caster_bench.engine.networks import SIZES
+from caster_bench.sweeps.spec import known
 
 HELD_OUT = ("test", "val")  # what sets call their held-out split
 
@@ -64,7 +65,10 @@ def splits(data: str, test: str | None) -> tuple[str, str]:
     """
     if test is not None:
         return data, test
-    names = SETS[data].names() if data in SETS else ["train", "test"] if data == "digits" else []
+    title = data.partition(":")[0]
+    if not (Path(data).exists() or Path(title).exists()):
+        known(title, (*SETS, DIGITS), "set")
+    names = SETS[data].names() if data in SETS else ["train", "test"] if data == DIGITS else []
     held_out = [name for name in HELD_OUT if name in names]
     if "train" not in names or not held_out:
         raise CasterError(
