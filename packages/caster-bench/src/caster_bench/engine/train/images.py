@@ -66,7 +66,8 @@ def splits(data: str, test: str | None) -> tuple[str, str]:
     if test is not None:
         return data, test
     title = data.partition(":")[0]
-    if not (Path(data).exists() or Path(title).exists()):
+    is_path = Path(title).exists() or Path(title).suffix or Path(title).name != title
+    if not is_path:  # it can only be the name of a set
         known(title, (*SETS, DIGITS), "set")
     names = SETS[data].names() if data in SETS else ["train", "test"] if data == DIGITS else []
     held_out = [name for name in HELD_OUT if name in names]
