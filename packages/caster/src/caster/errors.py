@@ -6,6 +6,11 @@ from pathlib import Path
 from typing import Self
 
 FIELD = "{argument}"
+OPTIONS = {  # of the command line, with another name than their argument
+    "providers": "--provider",
+    "store": "--cache",
+    "images_at_once": "--batch-size",
+}
 
 # Control characters, which start escape sequences of a terminal, characters that reorder or break a
 # line, and lone surrogates, which cannot be encoded.
@@ -36,6 +41,15 @@ def one_line(text: str) -> str:
     return text.translate(_VISIBLE)
 
 
+def option_of(argument: str | None) -> str:
+    """The command-line option of a Python argument.
+
+    >>> option_of("allow_other_model"), option_of("providers")
+    ('--allow-other-model', '--provider')
+    """
+    return OPTIONS.get(argument or "", f"--{argument}".replace("_", "-"))
+
+
 class CasterError(ValueError):
     """Bad input. The message is one line; the command line prints it without a traceback.
 
@@ -55,6 +69,11 @@ class CasterError(ValueError):
     def within(self, place: str) -> Self:
         """Return the same error with a place before its message."""
         return type(self)(f"{place}: {self.template}", argument=self.argument)
+
+    @property
+    def on_command_line(self) -> str:
+        """The message, with an option in place of the argument."""
+        return self.phrased(option_of(self.argument))
 
     def phrased(self, argument: str) -> str:
         """The message, with the argument as the user would write it."""

@@ -13,7 +13,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from caster.cli.console import PlainConsole, counted, errors, new_table, option_of, output, say
+from caster.cli.console import PlainConsole, counted, errors, new_table, output, say
 from caster.cli.options import DataRoot
 from caster.errors import CasterError
 
@@ -196,7 +196,7 @@ def show_plan(plan: Plan, costs: Costs, groups: list[tuple[Spec, ...]], by_cell:
         cells = counted(unknown, "cell")
         say(f"the cost of {cells} is unknown because these data cannot be opened:")
     for data, error in costs.unopened.items():
-        say(f"  {data}: {error.phrased(option_of(error.argument))}")
+        say(f"  {data}: {error.on_command_line}")
     if plan.damaged:
         say(f"damaged, to be run again: {', '.join(sorted(plan.damaged))}")
     if plan.undecided:

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from caster.cli.console import option_of
 from caster.core.arrays import to_numpy
 from caster.errors import CasterError, is_disk_full, machine_message
 from caster.models.protocol import Outputs
@@ -321,7 +320,7 @@ def one_line(error: BaseException) -> str:
     if isinstance(error, MemoryError | RecursionError | OSError):
         error = CasterError(machine_message(error))
     if isinstance(error, CasterError):
-        return _shortened(error.phrased(option_of(error.argument)))
+        return _shortened(error.on_command_line)
     return f"{type(error).__name__}: {_shortened(str(error))}"
 
 

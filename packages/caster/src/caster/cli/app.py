@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 
 from caster._version import __version__
 from caster.cli import cache, compile, demo, evaluate, fit, inspect, monitor, predict, serve
-from caster.cli.console import Warnings, errors, option_of, say
+from caster.cli.console import Warnings, errors, say
 from caster.errors import MAKE_ROOM, CasterError, is_disk_full, machine_message
 
 PURPOSE = "Adapt a frozen classifier to shifted data, with a verdict on every batch."
@@ -80,7 +80,7 @@ def _safely(command: Callable[..., None]) -> Callable[..., None]:
         try:
             command(*args, **kwargs)
         except CasterError as error:
-            _end(error.phrased(option_of(error.argument)), error)
+            _end(error.on_command_line, error)
         except BrokenPipeError:  # nobody reads the output any more: click exits quietly
             raise
         except (MemoryError, RecursionError, OSError) as error:

@@ -140,19 +140,3 @@ def size(count: float) -> str:
             return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1000
     raise AssertionError("unreachable")
-
-
-OPTIONS = {  # options with another name than their argument
-    "providers": "--provider",
-    "store": "--cache",
-    "images_at_once": "--batch-size",
-}
-
-
-def option_of(argument: str | None) -> str:
-    """The command-line option of a Python argument.
-
-    >>> option_of("allow_other_model"), option_of("providers")
-    ('--allow-other-model', '--provider')
-    """
-    return OPTIONS.get(argument or "", f"--{argument}".replace("_", "-"))
