@@ -414,7 +414,7 @@ def test_an_absent_class(source):
 
 
 def test_an_undeclared_class(source):
-    with pytest.raises(CasterError, match="label 4 is not among"):
+    with pytest.raises(CasterError, match="label 4 is not one of the 4 classes"):
         Caster().fit_stream([source], classes=range(4))
 
 

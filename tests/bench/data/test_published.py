@@ -236,7 +236,7 @@ def test_tiny_imagenet_that_is_damaged(tmp_path):
     (tmp_path / "tiny-imagenet-200/val/images/val_1.JPEG").unlink()
     assert "is missing val/images/val_1.JPEG in" in rejection("tiny-imagenet:val", tmp_path)
     publish.put_text(listing, ["val_0.JPEG\tn00000000\t0"])
-    assert "'n00000000' is not among" in rejection("tiny-imagenet:val", tmp_path)
+    assert "'n00000000' is not one of the 200 classes" in rejection("tiny-imagenet:val", tmp_path)
     publish.put_text(listing, ["val_0.JPEG n01443537"])
     assert "val_annotations.txt is damaged" in rejection("tiny-imagenet:val", tmp_path)
 
