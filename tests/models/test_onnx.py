@@ -31,6 +31,7 @@ LOGITS = FEATURES @ W + b
 
 BODY = "[relu] r = Relu(x)  [pool] p = GlobalAveragePool(r)  [flat] h = Flatten(p)"
 HALF = Preprocessing(range=1.0, mean=(0.5,) * 3, std=(0.5,) * 3, layout="NCHW")
+GREY = {"channels": "grey", "mean": (0.5,), "std": (0.5,)}  # in place of HALF's
 
 
 @pytest.fixture
@@ -443,14 +444,33 @@ def test_a_preprocessing_that_fits(gemm, save):
         ({"dtype": "float16"}, "takes float32, the preprocessing makes float16: set `dtype`"),
         ({"crop": (4, 5)}, "makes (any, 3, 4, 5) (NCHW): set `crop` to [4, 4]"),
         ({"resize": (5, 5), "interpolation": "box"}, "3, 5, 5) (NCHW): set `resize` to [4, 4]"),
-        (
-            {"channels": "grey", "mean": (0.5,), "std": (0.5,), "crop": (5, 5)},
-            ': set `channels` to "RGB" or "BGR" and `crop` to [4, 4] in',
-        ),
+        (GREY | {"crop": (5, 5)}, ': set `channels` to "RGB" or "BGR" and `crop` to [4, 4] in'),
     ],
 )
 def test_a_preprocessing_that_does_not_fit(gemm, changes, reason):
     assert reason in rejection(gemm, preprocessing=replace(HALF, **changes))
+
+
+@pytest.mark.parametrize(
+    ("shape", "changes", "remedy"),
+    [
+        ("224, 224, 3", {"crop": (256, 256)}, '`layout` to "NHWC" and `crop` to [224, 224] in'),
+        ("224, 224, 1", {"crop": (224, 224)}, '`layout` to "NHWC" and `channels` to "grey" in'),
+        ("3, h, w", GREY, '`channels` to "RGB" or "BGR" in'),
+        ("h, w, 3", {"crop": (224, 224)}, '`layout` to "NHWC" in'),
+        ("3, 224, w", {"crop": (256, 256)}, "`crop` to [224, 256] in"),
+        ("c, 224, 224", {"crop": (256, 256)}, "`crop` to [224, 224] in"),
+        ("c, 224, 224", {"layout": "NHWC", "crop": (224, 224)}, '`layout` to "NCHW" in'),
+    ],
+)
+def test_the_remedy_for_a_preprocessing_that_does_not_fit(save, shape, changes, remedy):
+    path = save("h = Flatten(x) y = MatMul(h, W)", inputs=f"float[N, {shape}] x")
+    assert f": set {remedy}" in rejection(path, preprocessing=replace(HALF, **changes))
+
+
+def test_no_remedy_where_no_axis_can_be_channels(save):
+    path = save("h = Flatten(x) y = MatMul(h, W)", inputs="float[N, 4, 4, 4] x")
+    assert rejection(path, preprocessing=HALF).endswith("makes (any, 3, any, any) (NCHW)")
 
 
 # the file

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -434,21 +434,25 @@ class Input:
 
     def _remedy(self, preprocessing: Preprocessing) -> str:
         """Say what to change in a preprocessing whose batches do not fit the graph."""
-        other = "NHWC" if preprocessing.layout == "NCHW" else "NCHW"
         if self.shape is None or len(self.shape) != 4:
             return ""
-        if _fits(_batch_shape(replace(preprocessing, layout=other)), self.shape):
-            return f': set `layout` to "{other}" in {{argument}}'
-        depth, *size = (self.shape[axis] for axis in AXES[preprocessing.layout])
+        depths = {layout: self.shape[axis] for layout, (axis, *_) in AXES.items()}
+        layouts = [layout for layout, depth in depths.items() if depth in (1, 3, None)]
+        if not layouts:
+            return ""
+        # A declared number of channels shows the layout; a dynamic axis may be anything.
+        layout = min(layouts, key=lambda x: (depths[x] is None, x != preprocessing.layout))
+        depth, *size = (self.shape[axis] for axis in AXES[layout])
+        made = _image_size(preprocessing)
         changes = []
-        if depth == 1 and preprocessing.depth == 3:
-            changes.append('`channels` to "grey"')
-        elif depth == 3 and preprocessing.depth == 1:
-            changes.append('`channels` to "RGB" or "BGR"')
-        if None not in size and not _fits(_image_size(preprocessing), size):
+        if layout != preprocessing.layout:
+            changes.append(f'`layout` to "{layout}"')
+        if depth not in (None, preprocessing.depth):
+            changes.append('`channels` to "grey"' if depth == 1 else '`channels` to "RGB" or "BGR"')
+        if not _fits(made, size):
             key = "resize" if preprocessing.crop is None else "crop"
-            changes.append(f"`{key}` to {list(size)}")
-        return f": set {' and '.join(changes)} in {{argument}}" if changes else ""
+            changes.append(f"`{key}` to {[a or b for a, b in zip(size, made, strict=True)]}")
+        return f": set {' and '.join(changes)} in {{argument}}"
 
 
 def declared_input(model: ModelProto) -> Input:
