@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -228,6 +229,25 @@ def test_an_unreadable_state_ends_in_one_line(tmp_path, monkeypatch):
     monkeypatch.setattr("os.access", lambda path, mode, **options: False)  # root may read anything
     for command in ("doctor", "inspect"):
         assert "is truncated, damaged or not" in refusal(command, tmp_path / "s.caster")
+
+
+def parameters(command):
+    yield from command.get_params(typer.Context(command))
+    for inner in getattr(command, "commands", {}).values():
+        yield from parameters(inner)
+
+
+def test_no_path_is_checked_before_the_command_runs(folder, tmp_path, monkeypatch):
+    file = tmp_path / "s.caster"
+    file.touch()
+    monkeypatch.setattr("os.access", lambda path, mode, **options: mode != os.R_OK)
+    commands = get_command(app)
+    paths = [each for each in parameters(commands) if "Path" in str(each.type_descriptor)]
+    assert paths
+    for path in paths:
+        many = path.multiple or path.nargs == -1
+        path.process_value(typer.Context(commands), [str(file)] if many else str(file))
+    assert run("fit", folder / "source.npz", "-o", file).exit_code == 0  # replaces it
 
 
 def test_the_module_runs_as_the_command():

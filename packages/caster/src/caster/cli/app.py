@@ -39,11 +39,11 @@ BENCH = ("bench", "corrupt", "data", "methods")  # commands that caster-bench ad
 
 
 class _Commands(TyperGroup):
-    """All commands. Their help omits the `<bool>` that Typer 0.29 prints beside a flag."""
+    """All commands, without Typer's check of files and the types that its help gives flags."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        _hide_flag_types(self)
+        _adjust_parameters(self)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Find a command; if it belongs to caster-bench and is missing, say how to install it."""
@@ -53,12 +53,15 @@ class _Commands(TyperGroup):
         return found
 
 
-def _hide_flag_types(command: Any) -> None:
-    for option in command.get_params(typer.Context(command)):
-        if getattr(option, "is_flag", False):
-            option.metavar = ""
+def _adjust_parameters(command: Any) -> None:
+    for parameter in command.get_params(typer.Context(command)):
+        if getattr(parameter, "is_flag", False):
+            parameter.metavar = ""  # Typer 0.29 prints `<bool>`
+        # Typer would end with its usage for a file that it cannot read, even one to replace.
+        before_typer_0_29 = getattr(parameter, "type", None)
+        (before_typer_0_29 or parameter.type_descriptor.parameter_info).readable = False
     for inner in getattr(command, "commands", {}).values():
-        _hide_flag_types(inner)
+        _adjust_parameters(inner)
 
 
 app = typer.Typer(

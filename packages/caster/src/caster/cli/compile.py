@@ -20,11 +20,7 @@ if TYPE_CHECKING:
 def compile(
     model: Annotated[
         Path,
-        typer.Argument(
-            metavar="MODEL.onnx",
-            help="Classifier that the state was fitted with.",
-            readable=False,
-        ),
+        typer.Argument(metavar="MODEL.onnx", help="Classifier that the state was fitted with."),
     ],
     state: StateFile,
     compiled: Annotated[

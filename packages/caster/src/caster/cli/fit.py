@@ -53,8 +53,7 @@ def fit(
     lam: Annotated[float, typer.Option(help="Shrinkage of the map (λ).")] = Settings.lam,
     beta: Annotated[float, typer.Option(help="Ridge of class covariances (β).")] = Settings.beta,
     key: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Sign the state with this key.", readable=False),
+        Path | None, typer.Option(metavar="FILE", help="Sign the state with this key.")
     ] = None,
     classes: Annotated[
         Path | None,

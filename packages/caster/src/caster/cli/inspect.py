@@ -19,20 +19,13 @@ if TYPE_CHECKING:
     from caster.state import Layers, State
 
 LISTED = 20  # classes that `inspect` lists by default
-# readable=False: commands report files that they cannot read in one line, Typer with its usage.
 KeyFile = Annotated[
     Path | None,
     typer.Option(
-        "--key",
-        metavar="FILE",
-        help="Accept the state only if it is signed with this key.",
-        readable=False,
+        "--key", metavar="FILE", help="Accept the state only if it is signed with this key."
     ),
 ]
-StateFile = Annotated[
-    Path,
-    typer.Argument(metavar="STATE", help="State file, from `caster fit`.", readable=False),
-]
+StateFile = Annotated[Path, typer.Argument(metavar="STATE", help="State file, from `caster fit`.")]
 
 
 def inspect(
@@ -41,7 +34,6 @@ def inspect(
         typer.Argument(
             metavar="FILE",
             help="State file from `caster fit`, or .onnx file from `caster compile`.",
-            readable=False,
         ),
     ],
     classes: Annotated[

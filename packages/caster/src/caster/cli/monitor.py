@@ -24,9 +24,7 @@ def monitor(
     log: Annotated[
         Path,
         typer.Argument(
-            metavar="LOG",
-            help="Folder with logs, from `caster predict --log` or `caster serve`.",
-            readable=False,
+            metavar="LOG", help="Folder with logs, from `caster predict --log` or `caster serve`."
         ),
     ],
     stream: Annotated[str | None, typer.Option(metavar="ID", help="Show this stream only.")] = None,

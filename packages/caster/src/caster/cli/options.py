@@ -34,7 +34,7 @@ def panel(name: str) -> Callable[..., Any]:
     """Make options of one panel of --help, each from its help text, names and other settings."""
 
     def option(help: str, *names: str, **extra: Any) -> Any:
-        return typer.Option(*names, help=help, rich_help_panel=name, readable=False, **extra)
+        return typer.Option(*names, help=help, rich_help_panel=name, **extra)
 
     return option
 
