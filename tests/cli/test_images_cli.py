@@ -616,11 +616,19 @@ def test_a_folder_of_several_data_sets_is_noticed(typed, made, tmp_path):
     (tmp_path / "photos/spare").mkdir()
     (tmp_path / "photos/spare/x.png").write_bytes(b"")
     line = "fit M photos -o s.caster --no-head --skip-unreadable --limit 20"
-    assert "contains only folders" not in typed(line).stderr
+    assert "give one of them" not in typed(line).stderr
     shutil.rmtree(tmp_path / "photos/spare")
     said = typed(line).stderr
-    assert "every class folder of photos (new, source) contains only folders: if those" in said
+    assert "every class folder of photos (new, source) has its images in subfolders only" in said
     assert "give one of them instead, such as photos/new" in said
+
+
+def test_class_folders_with_their_images_in_one_folder_are_no_data_sets(typed, made, tmp_path):
+    for folder in (made / "source").iterdir():  # as in Tiny ImageNet
+        shutil.copytree(folder, tmp_path / "tiny" / folder.name / "images")
+        (tmp_path / "tiny" / folder.name / "boxes.txt").touch()
+    said = typed("fit M tiny -o s.caster --no-head --skip-unreadable --limit 20").stderr
+    assert "give one of them" not in said
 
 
 SLOW = """

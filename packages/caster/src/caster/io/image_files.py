@@ -237,10 +237,10 @@ def open_folder(folder: Path, all_classes: bool = False) -> FileImages:
     empty = [name for name in classes if not by_class[name]]
     if empty and all_classes:
         raise CasterError(f"no image in the class folder {', '.join(empty)} of {folder}")
-    if all_classes and all(image.count("/") > 1 for name in filled for image in by_class[name]):
+    if all_classes and all(_only_in_subfolders(by_class[name]) for name in filled):
         log.warning(
-            "every class folder of %s (%s) contains only folders: if those are the classes, give "
-            "one of them instead, such as %s",
+            "every class folder of %s (%s) has its images in subfolders only: if those are the "
+            "classes, give one of them instead, such as %s",
             folder,
             _listed(filled),
             folder / filled[0],
@@ -250,6 +250,12 @@ def open_folder(folder: Path, all_classes: bool = False) -> FileImages:
     return FileImages(
         str(folder), folder.absolute(), names, labels, as_labels(classes), skipped=skipped
     )
+
+
+def _only_in_subfolders(images: Sequence[str]) -> bool:
+    """Whether the images of a class folder are in two or more subfolders, and none beside them."""
+    nested = all(image.count("/") > 1 for image in images)
+    return nested and len({image.split("/")[1] for image in images}) > 1
 
 
 def describe_skipped(skipped: Sequence[str]) -> str:
