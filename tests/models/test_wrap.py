@@ -177,6 +177,19 @@ def test_options_of_another_kind_of_model_are_rejected(kind, option):
     assert message == f"{option}= does not apply to {called}{remedy}"
 
 
+@pytest.mark.parametrize(
+    ("device", "provider"),
+    [
+        (torch.device("cpu"), " CPUExecutionProvider"),
+        ("cpu:0", " CPUExecutionProvider"),
+        ("cuda:1", " CUDAExecutionProvider"),
+        ("mps", ""),
+    ],
+)
+def test_the_provider_for_a_device(device, provider):
+    assert f"use `--provider{provider}` (" in rejection("model.onnx", device=device)
+
+
 # --- preprocessing ---------------------------------------------------------------------------
 
 

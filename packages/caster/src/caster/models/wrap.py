@@ -130,10 +130,11 @@ def _from_onnx(path: str | os.PathLike[str], options: Options) -> Any:
     from caster.models.onnx.model_file import read_model
 
     if "device" in options:
-        provider = "CPU" if options["device"] == "cpu" else "CUDA"
+        kind = str(options["device"]).partition(":")[0]  # of "cuda:1" or torch.device("cpu")
+        provider = f" {kind.upper()}ExecutionProvider" if kind in ("cpu", "cuda") else ""
         raise CasterError(
-            f"{{argument}} does not apply to {_label(path)}: use `--provider "
-            f"{provider}ExecutionProvider` (providers= in Python)",
+            f"{{argument}} does not apply to {_label(path)}: use `--provider{provider}` "
+            "(providers= in Python)",
             argument="device",
         )
     _check_options(path, options, ("head", "preprocessing", "providers"))
