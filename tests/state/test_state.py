@@ -236,6 +236,13 @@ def test_an_unwritable_path(tmp_path, clf):
         clf.save(tmp_path / "folder.caster")
 
 
+@pytest.mark.parametrize("name", ["model.onnx", "MODEL.ONNX"])
+def test_the_name_of_an_onnx_file(tmp_path, clf, name):
+    with pytest.raises(caster.CasterError, match="has the name of an ONNX file: choose another"):
+        clf.save(tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_written_file_has_ordinary_permissions(path):
     plain = path.parent / "plain"
     plain.write_bytes(b"")

@@ -29,7 +29,7 @@ from caster.io.image_files import formats
 from caster.io.images import Images
 from caster.io.labels import LabelIndex, Labels, as_labels, encode, unique_labels
 from caster.io.layer_arrays import Layers
-from caster.io.signed_tensors import Key, key_bytes
+from caster.io.signed_tensors import Key, check_name, key_bytes
 from caster.io.subset import balanced_rows, check_limit, select_features, select_images
 from caster.models.heads import Columns, head_columns
 from caster.models.protocol import FrozenModel, has_layers, preprocessing_sha256
@@ -350,10 +350,9 @@ def has_logits(file: FeatureFile, n_classes: int) -> bool:
 def _check_output(output: Path, *inputs: AnyPath) -> None:
     """Raise for an output that cannot be written, is an input or looks like an image or a model."""
     check_writable(output, *inputs)
-    kinds = {".onnx": "an ONNX file", **dict.fromkeys(formats(), "an image")}
-    kind = kinds.get(output.suffix.lower())
-    if kind is not None:
-        raise CasterError(f"{output} has the name of {kind}: give the state another one")
+    check_name(output)
+    if output.suffix.lower() in formats():
+        raise CasterError(f"{output} has the name of an image: choose another")
 
 
 def _check_classes(images: Images) -> tuple[Labels, NDArray[np.int64]]:  # (C,), (N,)

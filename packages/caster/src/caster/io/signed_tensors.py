@@ -66,10 +66,15 @@ def key_bytes(key: Key) -> bytes:
     return key
 
 
+def check_name(path: AnyPath) -> None:
+    """Reject the name of an ONNX file, which may be a model that must not be overwritten."""
+    if Path(path).suffix.lower() == ".onnx":
+        raise CasterError(f"{path} has the name of an ONNX file: choose another")
+
+
 def write(arrays: Arrays, metadata: Texts, path: AnyPath, key: Key | None = None) -> None:
     """Write a file atomically, signed if there is a key: the same bytes for the same content."""
-    if Path(path).suffix == ".onnx":
-        raise CasterError(f"cannot write {path}: that is the name of an ONNX file, choose another")
+    check_name(path)
     digest = content_digest(arrays, metadata)
     metadata = metadata | {DIGEST: digest}
     if key is not None:
