@@ -142,7 +142,7 @@ def transports(adapter: caster.Adapter, source: Labelled) -> Iterator[tuple[str,
         own = LayerTransport(model, state.layers, columns, ends, settings)
         if changed is not None and own._start is not None:
             labels = changed(own._start.labels)
-            own._start = replace(own._start, labels=labels, frozen_labels=labels)
+            own._start = replace(own._start, labels=labels)
         yield name, own.new_stream()
     deep = classes_at_deep_half(state.layers or {})
     yield "- classes: deep half", LayerTransport(model, deep, columns, ends)

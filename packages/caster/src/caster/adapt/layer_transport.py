@@ -83,10 +83,9 @@ class LayerAnswer:
 
 @dataclass(frozen=True, eq=False)
 class _Classes:
-    """What a stream knows of its classes."""
+    """What a stream knows of its classes, by predictions with aligned layers."""
 
-    labels: StreamLabels  # by predictions with aligned layers
-    frozen_labels: StreamLabels  # by those of the frozen model
+    labels: StreamLabels
     mixture: NDArray[np.float64]  # (C,), of all samples in the target's moments
 
     @property
@@ -96,17 +95,15 @@ class _Classes:
 
     def state(self) -> dict[str, NDArray[Any]]:
         """The memory as named arrays."""
-        known = {**self.labels.state("labels"), **self.frozen_labels.state("frozen_labels")}
-        return {**known, "mixture": self.mixture}
+        return {**self.labels.state("labels"), "mixture": self.mixture}
 
     def resumed(self, state: Mapping[str, NDArray[Any]]) -> Self:
         """Continue from a `state`; raise ValueError if it is invalid."""
-        labels, frozen = (self.labels.resumed(state, name) for name in ("labels", "frozen_labels"))
         mixture = np.asarray(state["mixture"], float)
         fits = mixture.shape == self.mixture.shape and (mixture >= 0).all()
         if not fits or not math.isclose(mixture.sum(), 1.0, rel_tol=1e-6):
             raise ValueError("impossible mixture")
-        return type(self)(labels, frozen, mixture)
+        return type(self)(self.labels.resumed(state, "labels"), mixture)
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,7 +185,7 @@ class LayerTransport:
         self._start: _Classes | None = None  # what a stream without samples knows
         if self.settings.mixture:
             labels = first_labels((layers or {}).values())
-            self._start = _Classes(labels, labels, labels.chain.prior)
+            self._start = _Classes(labels, labels.chain.prior)
         self._shallow = math.ceil(FIRST_PASS * len(self.sites))
         self._begin_stream()
 
@@ -200,7 +197,11 @@ class LayerTransport:
         self._rest: _Rest | None = None
         self._begun: deque[_BegunBatch] = deque()
         self._guard = SingleThread()
+        self._forget_classes()
+
+    def _forget_classes(self) -> None:
         self._classes = self._start
+        self._frozen_labels = None if self._start is None else self._start.labels
 
     # --- a batch, from its launch to its answer --------------------------------------------------
 
@@ -520,22 +521,21 @@ class LayerTransport:
 
     def _ratio(self, proposal: _Proposal, frozen: Array) -> float:
         certificate, classes = self._certificate, proposal.classes
-        frozen_is_source = classes is not None and self._frozen_is_source(frozen)
+        frozen_is_source = self._observe_frozen(frozen)
         if classes is None or classes.labels.kind == "runs":
             return certificate.update(proposal.scores, frozen)
         labels = classes.labels
         errors, norms = certificate.update_shuffled(proposal.logits, frozen, labels.correction)
         return gating_ratio(errors, norms, labels.kind == "source", frozen_is_source)
 
-    def _frozen_is_source(self, logits: Array) -> bool:  # (n, C)
-        """Whether the frozen predictions look shuffled, with the class mixture of the source."""
+    def _observe_frozen(self, logits: Array) -> bool:  # (n, C)
+        """Add frozen predictions; whether they look shuffled, with the source's class mixture."""
+        if self._frozen_labels is None:
+            return False
         p = host_probabilities(logits)
-        assert self._classes is not None
-        labels = self._classes.frozen_labels
         if np.isfinite(p).all():
-            labels = labels.observe(p).advance(p)
-            self._classes = replace(self._classes, frozen_labels=labels)
-        return labels.kind == "source"
+            self._frozen_labels = self._frozen_labels.observe(p).advance(p)
+        return self._frozen_labels.kind == "source"
 
     def _ungated(self, proposal: _Proposal) -> LayerAnswer:
         """The adapted answer, without a comparison."""
@@ -580,7 +580,7 @@ class LayerTransport:
             self._monitor.reset()
             self._end_rest()
             self._begun.clear()
-            self._classes = self._start
+            self._forget_classes()
 
     def compare_every(self, windows: int) -> None:
         """From the next batch on, compare with the frozen model in one of so many windows."""
@@ -599,7 +599,9 @@ class LayerTransport:
             }
 
     def _class_state(self) -> dict[str, NDArray[Any]]:
-        return {} if self._classes is None else self._classes.state()
+        if self._classes is None or self._frozen_labels is None:
+            return {}
+        return {**self._classes.state(), **self._frozen_labels.state("frozen_labels")}
 
     def resume(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Continue exactly where a stream was when its `state` was taken."""
@@ -613,6 +615,7 @@ class LayerTransport:
                 classes = self._start.resumed(state)
                 if state["certificate.rows"].shape[2] not in (0, len(classes.mixture)):
                     raise ValueError("logits of other classes")
+                self._frozen_labels = self._start.labels.resumed(state, "frozen_labels")
                 self._classes = classes
 
     @property
