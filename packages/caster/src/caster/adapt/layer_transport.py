@@ -108,7 +108,7 @@ class _Classes:
 
 @dataclass(frozen=True, eq=False)
 class _Proposal:
-    """Answer to a batch with aligned layers, and the stream's memory if it is accepted."""
+    """Answer to a batch with aligned layers, and the stream's memory once it is committed."""
 
     features: Array  # (n, d)
     logits: Array  # (n, C)
