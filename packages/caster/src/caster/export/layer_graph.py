@@ -95,7 +95,8 @@ Event = Literal[
 
 # What follows a pass: the first event of its phase that occurred decides. `LayerTransport` asks in
 # the same order: in `_answered` after `REST`, in `_answer_plausible` whether a sample is plausible,
-# and in `_first_pass` everything else, where `_NotFiniteError` stands for "not finite".
+# and in `_first_pass` and `_adapted` everything else, where `_NotFiniteError` stands for "not
+# finite".
 TRANSITIONS: tuple[tuple[Phase, Event, Phase], ...] = (
     (Phase.REST, "more", Phase.REST),
     (Phase.REST, "unchanged", Phase.RESTED),
