@@ -165,10 +165,15 @@ def _with_layers(model: OnnxModel, state: State, settings: LayerSettings) -> Mod
         shape,
         2 if layout == "NHWC" else 0,
     )
-    source = Source.of(layers, [site.positions for site in sites], state.moments.U.shape[0])
-    idle_rows = 0 if takes_empty else 1
-    parts = twin, source, state.head, settings, is_plausible, pieces, idle_rows
-    return LayerGraph(*parts).compiled()
+    return LayerGraph(
+        twin=twin,
+        source=Source.of(layers, [site.positions for site in sites], state.moments.U.shape[0]),
+        columns=state.head,
+        settings=settings,
+        is_plausible=is_plausible,
+        pieces=pieces,
+        idle_rows=0 if takes_empty else 1,
+    ).compiled()
 
 
 def _state_tensors(graph: ModelProto) -> tuple[StateTensor, ...]:
