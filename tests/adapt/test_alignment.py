@@ -23,11 +23,11 @@ from caster.adapt.image_features import activation_statistics_for
 from caster.adapt.layer_passes import PLAIN, Pass
 from caster.adapt.layer_transport import LayerTransport
 from caster.core.channels import ChannelMoments, Site, to_source_full
-from caster.models import cuda
 from caster.models.heads import Columns
 from caster.models.torch import TorchModel
 from caster_bench.methods.registry import create
 from caster_bench.methods.source import Source
+from tests.support.cpu_runner import run_alignments_on_the_cpu
 from tests.support.problem import layered, make_images, model, source, stream
 from tests.support.sampling import first_fast, sampled
 
@@ -349,26 +349,10 @@ def test_other_methods_do_not_retain_a_states_layers():
         assert create(name, model("vit"), with_layers).retained() == plain
 
 
-class CpuRunner:
-    """A `GraphRunner` that runs the work directly, copies its outputs, and counts its runs."""
-
-    runs = 0
-
-    def __init__(self, device):
-        assert device.type == "cpu"
-
-    def run(self, first, work, settings):
-        CpuRunner.runs += 1
-        outputs, _ = work(*first())
-        return cuda.Packed.of(outputs).copies(), None
-
-
 @pytest.mark.parametrize("kind", ["batch", "vit"])
 @pytest.mark.parametrize("memory", [0, 24])
 def test_a_batch_that_rests_on_itself_is_recorded(kind, memory, monkeypatch):
-    monkeypatch.setattr(cuda, "GraphRunner", CpuRunner)
-    monkeypatch.setattr(alignment, "runs_on_gpu", lambda model: True)
-    monkeypatch.setattr(CpuRunner, "runs", 0)
+    run_alignments_on_the_cpu(monkeypatch)
     plain = model(kind)
     graph = TorchModel(plain.module, cuda_graph=True)
     known = Source(batches=source(kind).batches)
@@ -376,7 +360,7 @@ def test_a_batch_that_rests_on_itself_is_recorded(kind, memory, monkeypatch):
     images, _ = make_images(144, seed=6, shift=0.5)
     for batch in np.split(images, [64, 72, 136]):  # 64, 8, 64 and 8 images
         torch.testing.assert_close(one.predict(batch).logits, other.predict(batch).logits)
-    assert CpuRunner.runs == (2 if memory else 4)
+    assert len(one.transport._alignment._runner.settings) == (2 if memory else 4)
     pasts = one.transport._alignment.target.past, other.transport._alignment.target.past
     assert [*pasts[0]] == [*pasts[1]]
     for found, expected in zip(*(past.values() for past in pasts), strict=True):
@@ -387,9 +371,7 @@ def test_a_batch_that_rests_on_itself_is_recorded(kind, memory, monkeypatch):
 @pytest.mark.parametrize("kind", ["batch", "vit"])
 def test_a_mixture_is_found_in_a_recorded_pass_too(kind, monkeypatch):
     """Shallow passes are recorded, and whole ones while the mixture is the source's."""
-    monkeypatch.setattr(cuda, "GraphRunner", CpuRunner)
-    monkeypatch.setattr(alignment, "runs_on_gpu", lambda model: True)
-    monkeypatch.setattr(CpuRunner, "runs", 0)
+    run_alignments_on_the_cpu(monkeypatch)
     plain = model(kind)
     graph = TorchModel(plain.module, cuda_graph=True)
     known = caster.fit(plain, source(kind).batches).state
@@ -399,7 +381,7 @@ def test_a_mixture_is_found_in_a_recorded_pass_too(kind, monkeypatch):
     shuffled = np.split(images, [64, 72, 136])
     for batch in (*shuffled, images[np.argsort(labels)][:64]):
         torch.testing.assert_close(one.predict(batch).logits, other.predict(batch).logits)
-    assert 3 <= CpuRunner.runs <= 6
+    assert 3 <= len(one.transport._alignment._runner.settings) <= 6
     states = one.transport.state(), other.transport.state()
     assert states[0].keys() == states[1].keys()
     for part, expected in states[1].items():

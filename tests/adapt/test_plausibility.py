@@ -16,7 +16,6 @@ from caster import CasterError, wrap
 from caster.adapt import alignment, plausibility
 from caster.adapt.alignment import energies
 from caster.adapt.plausibility import extremes
-from caster.models import cuda
 from caster.models.preprocessing import Preprocessing
 from caster.models.protocol import Outputs
 from caster.models.torch import TorchModel
@@ -25,6 +24,7 @@ from caster_bench.data.corruptions import corrupt
 from caster_bench.methods.registry import create
 from caster_bench.methods.source import Source
 from tests.support.answers import beside
+from tests.support.cpu_runner import run_alignments_on_the_cpu
 from tests.support.problem import layered, make_images, model, source, stream
 from tests.support.sampling import first_fast, sampled
 
@@ -211,19 +211,8 @@ def test_energies_are_of_every_sample_and_channel(axis, windows):
     assert energies(values[:-1], axis, 4, mean) is None
 
 
-class CpuRunner:
-    """A `GraphRunner` that runs the work directly, and copies its outputs."""
-
-    def __init__(self, device):
-        assert device.type == "cpu"
-
-    def run(self, first, work, settings):
-        return cuda.Packed.of(work(*first())[0]).copies(), None
-
-
 def test_a_recorded_pass_finds_them(monkeypatch):
-    monkeypatch.setattr(cuda, "GraphRunner", CpuRunner)
-    monkeypatch.setattr(alignment, "runs_on_gpu", lambda model: True)
+    run_alignments_on_the_cpu(monkeypatch)
     graph = TorchModel(model().module, cuda_graph=True)
     known = Source(batches=source().batches)
     attacked, alone = (create(NAMES[1], graph, known, memory=24) for _ in range(2))

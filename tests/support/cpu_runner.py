@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from caster.adapt import adapter as adapters
+from caster.adapt import alignment
 from caster.models import cuda
 from caster.models.torch import TorchModel
 
@@ -28,3 +29,8 @@ def run_graphs_on_the_cpu(monkeypatch):
     monkeypatch.setattr(cuda, "GraphRunner", CpuRunner)
     monkeypatch.setattr(cuda, "fetch", lambda tensor: tensor.numpy)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
+
+
+def run_alignments_on_the_cpu(monkeypatch):
+    monkeypatch.setattr(alignment, "runs_on_gpu", lambda model: True)
+    monkeypatch.setattr(cuda, "GraphRunner", CpuRunner)
