@@ -2,6 +2,7 @@
 
 import errno
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Self
 
@@ -39,6 +40,12 @@ def one_line(text: str) -> str:
     'two␊lines'
     """
     return text.translate(_VISIBLE)
+
+
+def first_few(names: Iterable[object], count: int = 5) -> str:
+    """List the first names in a message, as in "cat, dog, ..."."""
+    words = [str(name) for name in names]
+    return ", ".join(words[:count]) + (", ..." if len(words) > count else "")
 
 
 def option_of(argument: str | None) -> str:

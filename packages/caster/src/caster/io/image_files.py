@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caster.config import DEFAULT_LIMITS, Limits
-from caster.errors import CasterError
+from caster.errors import CasterError, first_few
 from caster.io.files import open_regular, read_regular, stat_digest
 from caster.io.labels import Labels, as_labels, is_by_class
 
@@ -42,7 +42,7 @@ FORMATS = {  # Pillow's format by file suffix; every build of Pillow reads these
     ".webp": "WEBP",
 }
 HEIF = (".heic", ".heif")
-NAMED = 5  # skipped files and class folders listed by name
+NAMED = 5  # skipped files listed by name
 
 
 class UnreadableImage(CasterError):  # noqa: N818
@@ -242,7 +242,7 @@ def open_folder(folder: Path, all_classes: bool = False) -> FileImages:
             "every class folder of %s (%s) has its images in subfolders only: if those are the "
             "classes, give one of them instead, such as %s",
             folder,
-            _listed(filled),
+            first_few(filled),
             folder / filled[0],
         )
     labels = np.repeat(np.asarray(classes), [len(by_class[name]) for name in classes])
@@ -270,10 +270,6 @@ def describe_skipped(skipped: Sequence[str]) -> str:
     heif = [name for name in skipped if os.path.splitext(name)[1].lower() in HEIF]
     remedy = f"; to read {heif[0]}: pip install pillow-heif" if heif else ""
     return f"skipped {files}: {', '.join(skipped[:NAMED])}{more}{remedy}"
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:NAMED]) + (", ..." if len(names) > NAMED else "")
 
 
 def open_list(path: Path) -> FileImages:

@@ -14,11 +14,10 @@ from array_api_compat import is_array_api_obj
 from numpy.typing import NDArray
 
 from caster.core.arrays import check_dense, to_numpy
-from caster.errors import CasterError
+from caster.errors import CasterError, first_few
 
 Labels = NDArray[Any]
 LABEL_BYTES = 1 << 26  # of all labels of a state, as NumPy stores them
-MAX_NAMED = 5  # classes named in a message
 STORABLE = re.compile(r"[<>|=][biufUO]\d*")  # dtypes, as written by `dtype.str`
 _TYPES = {"b": bool, "i": int, "u": int, "f": float, "U": str}  # by kind of dtype
 
@@ -98,10 +97,9 @@ def encode(labels: Labels, classes: Labels) -> NDArray[np.int64]:  # (n,), (C,) 
     try:
         return np.fromiter((index[v] for v in labels.tolist()), dtype=np.int64, count=len(labels))
     except KeyError as missing:
-        shown = ", ".join(map(repr, classes[:MAX_NAMED].tolist()))
-        more = ", ..." if len(classes) > MAX_NAMED else ""
+        shown = first_few(map(repr, classes.tolist()))
         raise CasterError(
-            f"label {missing.args[0]!r} is not one of the {len(classes):,} classes ({shown}{more})"
+            f"label {missing.args[0]!r} is not one of the {len(classes):,} classes ({shown})"
         ) from None
 
 

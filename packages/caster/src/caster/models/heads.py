@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from caster.core.arrays import DeviceCopies
 from caster.core.linalg import Array
-from caster.errors import CasterError
+from caster.errors import CasterError, first_few
 from caster.io.labels import Labels, as_labels
 
 NAME_CLASSES = (
@@ -54,11 +54,9 @@ def head_columns(
             )
         return tuple(numbers)
     if len(classes) != n_logits:
-        shown = ", ".join(map(str, classes[:MAX_NAMED].tolist()))
-        more = ", ..." if len(classes) > MAX_NAMED else ""
         raise CasterError(
             f"the model has {n_logits} logits and the data has {len(classes)} classes "
-            f"({shown}{more}): {NAME_CLASSES}",
+            f"({first_few(classes, MAX_NAMED)}): {NAME_CLASSES}",
             argument="classes",
         )
     return tuple(range(n_logits))

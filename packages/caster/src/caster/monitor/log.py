@@ -24,7 +24,7 @@ from caster import state as states
 from caster.core.adaptation import Adaptation, classes_of
 from caster.core.betting import ALPHA, BettingTest
 from caster.core.estimated_accuracy import Calibration
-from caster.errors import CasterError, visible
+from caster.errors import CasterError, first_few, visible
 from caster.io.files import AnyPath, move_into_place, open_regular, replacing
 from caster.io.labels import as_labels, encode
 from caster.monitor.stream_monitor import TOLERANCE, StreamMonitor, calibrations_of
@@ -218,7 +218,7 @@ def read(folder: AnyPath, stream_id: str) -> StreamMonitor:
     segments = _segments(Path(folder), stream_id)
     if not segments:
         found = [repr(visible(name)) for name in names(folder)] or ["none"]
-        shown = ", ".join(found[:MAX_NAMED]) + (", ..." if len(found) > MAX_NAMED else "")
+        shown = first_few(found, MAX_NAMED)
         raise CasterError(
             f"{folder} has no log of a stream {visible(stream_id)!r}; it has logs of: {shown}"
         )

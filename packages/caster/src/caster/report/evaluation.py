@@ -34,7 +34,7 @@ from caster.config import DEFAULT_LIMITS, IMAGES_AT_ONCE, Limits
 from caster.core.adaptation import Adaptation
 from caster.core.arrays import as_real_array, to_numpy
 from caster.core.verdict import Verdict
-from caster.errors import CasterError
+from caster.errors import CasterError, first_few
 from caster.io import Progress, silent
 from caster.io.feature_files import FeatureFile, open_features
 from caster.io.files import check_writable, replacing
@@ -252,7 +252,7 @@ def _chosen(
 
 def _unknown(label: Any, present: list[Any], classes: list[Any], name: str) -> str:
     """Error message for a class that the state lacks."""
-    shown = ", ".join(map(repr, classes[:MAX_NAMED])) + (" ..." if len(classes) > MAX_NAMED else "")
+    shown = first_few(map(repr, classes))
     remedy = "skip such samples with --known-classes-only"
     numbers = all(isinstance(value, int | float) for value in present)
     if numbers and all(isinstance(value, str) for value in classes):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from caster.errors import CasterError
+from caster.errors import CasterError, first_few
 
 if TYPE_CHECKING:
     from onnx import (
@@ -158,8 +158,7 @@ def described(node: NodeProto) -> str:
 
 def listed(names: Iterable[str]) -> str:
     """List the first few names for a message."""
-    names = list(names)
-    return ", ".join(f"`{name}`" for name in names[:8]) + (", …" if len(names) > 8 else "")
+    return first_few((f"`{name}`" for name in names), 8)
 
 
 # --- the classifier layer ------------------------------------------------------------------------
