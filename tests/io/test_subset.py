@@ -43,7 +43,7 @@ def test_images():
     assert select_images(whole, first_rows(10, 10)) is whole
 
 
-def test_evenly_over_classes():
+def test_balanced_rows():
     rng = np.random.default_rng(0)
     labels = np.repeat(["a", "b", "c"], [50, 3, 20])[rng.permutation(73)]
     rows = balanced_rows(labels, 15)
@@ -56,7 +56,7 @@ def test_evenly_over_classes():
         balanced_rows(labels, 5)
 
 
-def test_at_random():
+def test_random_rows():
     rows = random_rows(1000, 100, seed=3)
     assert len(set(rows.tolist())) == 100
     assert np.array_equal(rows, random_rows(1000, 100, seed=3))

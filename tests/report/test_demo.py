@@ -156,7 +156,7 @@ def test_progress_counts_every_step_once(results, steps):
     assert {of for _, of, _ in steps} == {total}
 
 
-def test_the_story_is_shuffled_then_shifted_then_sorted(results):
+def test_the_highlights_are_a_shuffled_a_shifted_and_a_sorted_stream(results):
     shuffled, shifted, ordered = (highlight.stream for highlight in results.highlights)
     assert shuffled == results.clean
     assert (shuffled.severity, shuffled.order) == (0, "shuffled")
@@ -191,7 +191,7 @@ def test_a_run_without_mistakes_has_none_to_tell(results):
     assert plain.misses is None
 
 
-def test_a_story_counts_the_rejected_batches(results):
+def test_a_highlight_counts_the_rejected_batches(results):
     batches = (
         of_size(4, frozen=2, ungated=3, gated=2, accepted=False),
         of_size(4, frozen=2, ungated=3, gated=3, accepted=True),

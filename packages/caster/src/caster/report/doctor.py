@@ -66,14 +66,14 @@ class LayerSummary:
                 sites += f"; {self.full:,} of them with full maps"
         return [
             f"Sites: {sites}.",
-            *self._describe_class(),
+            *self._describe_classes(),
             "Batches may have any size, even one image. Pass images in the order in which they "
             "arrive: earlier batches count too.",
             "The certificate compares the network's own answers, which cannot be simulated from a "
             "state: run `caster evaluate` on labelled images to see what it accepts and gains.",
         ]
 
-    def _describe_class(self) -> list[str]:
+    def _describe_classes(self) -> list[str]:
         if not self.images:
             return [
                 "Classes: no site has moments per class. Keep classes mixed: a stream sorted by "
