@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Self
 
 FIELD = "{argument}"
-OPTIONS = {  # of the command line, with another name than their argument
+# Command-line options with another name than their argument. They are here because caster_bench's
+# engine, which must not depend on the command line, names options in the failures it reports.
+OPTIONS = {
     "providers": "--provider",
     "store": "--cache",
     "images_at_once": "--batch-size",
