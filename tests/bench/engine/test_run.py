@@ -304,6 +304,10 @@ def test_a_damaged_record_is_made_again(tmp_path, checkpoints, small, file, dama
     damage(folder / file)
     plan = make_plan(sweep, RunContext.of(sweep, out, checkpoints))
     assert (plan.damaged, len(plan.missing)) == ({folder.name}, 1)
+    damaged = read(cells_of(before) / folder.name).spec.method
+    others = {spec.method for spec in sweep.cells} - {damaged}
+    run_inline(sweep, out, checkpoints, methods=others)  # nothing is missing
+    assert folder.exists()
     summary, _ = run_inline(sweep, out, checkpoints)
     assert (summary.already, summary.cells, summary.failures) == (5, 6, [])
     assert contents(out) == contents(before)

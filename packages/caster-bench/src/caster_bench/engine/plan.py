@@ -36,7 +36,7 @@ class Plan:
     admissions: dict[Pair, Admission | None]  # None: not decided yet, or out of date
     keys: dict[Spec, str]  # of cells whose backbone is decided
     complete: frozenset[str]  # keys of records that look complete
-    damaged: frozenset[str]  # keys of the sweep's records that do not, to be made again
+    damaged: frozenset[str]  # keys of wanted cells' records that do not, to be made again
     foreign: frozenset[str]  # keys of records of no cell of the sweep as it is now
 
     def admission(self, spec: Spec) -> Admission | None:
@@ -102,9 +102,10 @@ def make_plan(
     found = {folder.name: folder for folder in scan(context.out).cells}
     ours = found.keys() & set(keys.values())
     complete = frozenset(key for key in ours if is_whole(found[key]))
+    damaged = frozenset(keys[spec] for spec in wanted if spec in keys) & ours - complete
     undecided = {pair for pair, admission in admissions.items() if admission is None}
     foreign = frozenset(key for key in found.keys() - ours if _is_foreign(found[key], undecided))
-    return Plan(context, wanted, admissions, keys, complete, frozenset(ours - complete), foreign)
+    return Plan(context, wanted, admissions, keys, complete, damaged, foreign)
 
 
 def _is_foreign(folder: Path, undecided: set[Pair]) -> bool:
