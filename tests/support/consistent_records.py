@@ -107,6 +107,7 @@ class Consistent(Maker):
             admitted=False,
             reason=NO_CHECKPOINT,
             constants=admission.constants,
+            seen=admission.seen,
         )
 
     def settings(self, spec: Spec) -> dict[str, Any]:

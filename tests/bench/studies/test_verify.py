@@ -248,18 +248,43 @@ def test_a_checkpoint_unlike_the_one_the_sweep_pins(run, tmp_path):
         ('family = "batch"', 'family = "batch-plain"', "the family is not the one"),
     ],
 )
-@pytest.mark.parametrize("stated", [True, False])
-def test_records_of_other_inputs_than_the_sweep_states(run, tmp_path, before, after, kind, stated):
-    """What the run recorded of its sweep shows it, and so do the images that were read."""
-    for path in scan(run.out).admissions:
-        admission = read_admission(path)
-        write_admission(run.out, replace(admission, seen=admission.seen if stated else {}))
+@pytest.mark.parametrize("edited", [False, True])
+def test_records_of_other_inputs_than_the_sweep_states(run, tmp_path, before, after, kind, edited):
+    """What the run recorded of its sweep shows it, and the images that were read show an edit."""
     run.sweep = sweep_of(tmp_path, ONE.replace(before, after, 1))
+    for path in scan(run.out).admissions if edited else ():
+        admission = read_admission(path)
+        stated = Maker(run.sweep).admission(admission.backbone, admission.data).seen
+        write_admission(run.out, replace(admission, seen=stated))
     kinds = run.kinds()
-    if not stated and "family" in before:
+    if edited and "family" in before:
         assert kinds == set()  # no image says it
     else:
         assert [found.startswith(kind) for found in kinds] == [True]
+
+
+STATED = [("backbone", "family"), ("data", "source"), ("data", "target")]
+STATED += [("data", "source_limit"), ("data", "target_limit")]
+
+
+@pytest.mark.parametrize(("part", "name"), [*STATED, ("backbone", None), ("data", None)])
+def test_an_admission_that_does_not_state_what_it_has_seen(run, part, name):
+    for path in scan(run.out).admissions:
+        admission = read_admission(path)
+        stated = without(admission.seen[part], name) if name else {}
+        write_admission(run.out, replace(admission, seen=admission.seen | {part: stated}))
+    names = [name] if name else sorted(own for where, own in STATED if where == part)
+    assert run.kinds() == {f"not stated: {', '.join(names)}"}
+
+
+@pytest.mark.parametrize("part", ["source", "target"])
+@pytest.mark.parametrize("name", ["name", "n", None])
+def test_an_admission_that_does_not_state_its_images(run, part, name):
+    for path in scan(run.out).admissions:
+        admission = read_admission(path)
+        images = without(getattr(admission, part), name) if name else None
+        write_admission(run.out, replace(admission, **{part: images}))
+    assert f"the {part} images are not stated" in run.kinds()
 
 
 def test_a_limit_that_the_run_did_not_have(run, tmp_path):

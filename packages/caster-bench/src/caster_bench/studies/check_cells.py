@@ -116,21 +116,28 @@ def _admission_faults(admission: Admission, sweep: Sweep) -> Iterator[str]:
 def _other_inputs(admission: Admission, sweep: Sweep) -> Iterator[str]:
     """Family and data that are not what the sweep states, although its names are the same.
 
-    A run records what its sweep stated; images that were read state their name and number too.
+    A run records what its sweep stated; images that were read state their name and number too. Only
+    a rejected backbone may have read none.
     """
-    data, stated = sweep.data[admission.data], admission.seen.get("data", {})
-    family = sweep.backbones[admission.backbone].family
-    if admission.seen.get("backbone", {}).get("family", family) != family:
+    data, family = sweep.data[admission.data], sweep.backbones[admission.backbone].family
+    stated = admission.seen.get("backbone", {}) | admission.seen.get("data", {})
+    if absent := {"family", "source", "source_limit", "target", "target_limit"} - stated.keys():
+        yield f"not stated: {', '.join(sorted(absent))}"
+        return
+    if stated["family"] != family:
         yield "the family is not the one the sweep names"
     for part, wanted, limit, images in (
         ("source", data.source, data.source_limit, admission.source),
         ("target", data.target, data.target_limit, admission.target),
     ):
-        read = images or {}
-        if stated.get(part, wanted) != wanted or not _is_named(read.get("name", wanted), wanted):
+        if images is None and not admission.admitted:
+            images = {"name": wanted, "n": 0}
+        if images is None or not {"name", "n"} <= images.keys():
+            yield f"the {part} images are not stated"
+            continue
+        if stated[part] != wanted or not _is_named(images["name"], wanted):
             yield f"the {part} data are not those the sweep names"
-        recorded = stated.get(f"{part}_limit", limit)
-        if recorded != limit or (limit is not None and read.get("n", 0) > limit):
+        if stated[f"{part}_limit"] != limit or (limit is not None and images["n"] > limit):
             yield f"the limit of the {part} data is not the sweep's"
 
 
