@@ -50,6 +50,16 @@ def first_few(names: Iterable[object], count: int = 5) -> str:
     return ", ".join(words[:count]) + (", ..." if len(words) > count else "")
 
 
+def counted(count: int, what: str) -> str:
+    """Format a count with its noun.
+
+    >>> counted(1, "image"), counted(2_000, "batch")
+    ('1 image', '2,000 batches')
+    """
+    plural = "es" if what.endswith("ch") else "s"
+    return f"{count:,} {what}{'' if count == 1 else plural}"
+
+
 def option_of(argument: str | None) -> str:
     """The command-line option of a Python argument.
 

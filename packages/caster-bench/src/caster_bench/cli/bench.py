@@ -13,9 +13,9 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from caster.cli.console import PlainConsole, counted, errors, new_table, output, say
+from caster.cli.console import PlainConsole, errors, new_table, output, say
 from caster.cli.options import DataRoot
-from caster.errors import CasterError
+from caster.errors import CasterError, counted
 
 if TYPE_CHECKING:
     from caster_bench.engine.executors import Executor

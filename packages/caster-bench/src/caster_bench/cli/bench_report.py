@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from caster.cli.console import counted, errors, progress_bar, say, size
-from caster.errors import CasterError
+from caster.cli.console import errors, progress_bar, say, size
+from caster.errors import CasterError, counted
 from caster_bench.cli.bench import Backbones, Only, Root, Runs, SweepFile
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from caster.cli.console import counted, progress_bar, say, size
+from caster.cli.console import progress_bar, say, size
 from caster.cli.options import DataRoot, MaxOption, limits_of, opened
-from caster.errors import CasterError
+from caster.errors import CasterError, counted
 
 RESUME = "run it again to resume"
 

@@ -119,16 +119,6 @@ def progress_bar(*counts: ProgressColumn) -> Iterator[Report]:
         yield report
 
 
-def counted(count: int, what: str) -> str:
-    """Format a count with its noun.
-
-    >>> counted(1, "image"), counted(2_000, "batch")
-    ('1 image', '2,000 batches')
-    """
-    plural = "es" if what.endswith("ch") else "s"
-    return f"{count:,} {what}{'' if count == 1 else plural}"
-
-
 def size(count: float) -> str:
     """Format a number of bytes.
 

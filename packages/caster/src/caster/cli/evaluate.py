@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from caster.cli.console import counted, errors, new_table, output, progress_bar, say
+from caster.cli.console import errors, new_table, output, progress_bar, say
 from caster.cli.inspect import KeyFile, StateFile
 from caster.cli.options import (
     AdapterOptions,
@@ -25,6 +25,7 @@ from caster.cli.options import (
     say_skipped,
     with_model,
 )
+from caster.errors import counted
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from caster.cli.console import counted, errors, progress_bar, say, size
+from caster.cli.console import errors, progress_bar, say, size
 from caster.cli.inspect import describe_layers
 from caster.cli.options import (
     CacheFolder,
@@ -27,7 +27,7 @@ from caster.cli.options import (
     with_model,
 )
 from caster.config import IMAGES_AT_ONCE, Settings
-from caster.errors import CasterError
+from caster.errors import CasterError, counted
 from caster.io.files import read_regular
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from caster.cli.console import counted, errors, new_table, output, say, size
-from caster.errors import CasterError, one_line
+from caster.cli.console import errors, new_table, output, say, size
+from caster.errors import CasterError, counted, one_line
 
 if TYPE_CHECKING:
     from rich.table import Table

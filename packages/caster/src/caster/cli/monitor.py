@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from caster.cli.console import counted, errors, new_table, output, say
-from caster.errors import CasterError
+from caster.cli.console import errors, new_table, output, say
+from caster.errors import CasterError, counted
 from caster.io.files import check_writable
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_type_hin
 
 import typer
 
-from caster.cli.console import counted, errors, say
+from caster.cli.console import errors, say
 from caster.config import LAYER_EVERY, LAYER_WINDOW, Limits
-from caster.errors import CasterError, option_of
+from caster.errors import CasterError, counted, option_of
 from caster.io.files import check_writable
 
 if TYPE_CHECKING:

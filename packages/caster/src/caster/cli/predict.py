@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from caster.cli.console import counted, errors, new_table, output, progress_bar, say
+from caster.cli.console import errors, new_table, output, progress_bar, say
 from caster.cli.inspect import KeyFile, StateFile, describe_mechanism
 from caster.cli.options import (
     AdapterOptions,
@@ -31,7 +31,7 @@ from caster.cli.options import (
     say_skipped,
     with_model,
 )
-from caster.errors import CasterError
+from caster.errors import CasterError, counted
 
 if TYPE_CHECKING:
     from rich.table import Table

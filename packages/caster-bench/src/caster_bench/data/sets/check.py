@@ -9,8 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from caster.cli.console import counted
-from caster.errors import CasterError
+from caster.errors import CasterError, counted
 from caster.io import Progress, silent
 from caster.io.image_arrays import ArrayImages
 from caster.io.image_files import FileImages
