@@ -141,6 +141,27 @@ def test_ctrl_c_before_anything_is_saved(some, tmp_path):
         train("mini-vit", HARD["mini-vit"], *some, tmp_path / "net.safetensors", progress=interrupt)
 
 
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("save", "^1 of 1 epochs are saved; run it again to continue$"), ("inspect", "^$")],
+)
+def test_ctrl_c_after_the_checkpoint_is_written(some, tmp_path, monkeypatch, name, message):
+    out, recipe = tmp_path / "net.safetensors", Recipe.of("mini-vit", epochs=1)
+    original = getattr(checkpoint, name)
+
+    def interrupted(*args):
+        original(*args)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training_run, "COPY_EVERY", 0.0)
+        patch.setattr(checkpoint, name, interrupted)
+        with pytest.raises(KeyboardInterrupt, match=message):
+            train("mini-vit", recipe, *some, out)
+    assert train("mini-vit", recipe, *some, out).metadata is not None
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["net.curve.jsonl", out.name]
+
+
 def test_a_finished_checkpoint_is_not_written_over(some, tmp_path):
     out = tmp_path / "net.safetensors"
     recipe = Recipe.of("mini-vit", epochs=1)

@@ -67,7 +67,9 @@ def train(
         raise CasterError(f"a checkpoint is a .safetensors file, and {out.name} is not")
     planned = _planned(architecture, recipe, data, test, seed)
     if out.exists():
-        return Outcome(recipe.epochs, recipe.epochs, _finished(out, planned))
+        finished = _finished(out, planned)
+        files_of(out)[1].unlink(missing_ok=True)  # left by Ctrl-C after the checkpoint was written
+        return Outcome(recipe.epochs, recipe.epochs, finished)
     gpus = [device] if torch.device(device).type == "cuda" else []
     with (
         locked(out.with_suffix(".lock"), f"another process is training {out}"),
@@ -124,7 +126,7 @@ class _Run:
         if self.work_path.exists():
             self.curve = restore(self.work_path, self.trainer, planned.origin)
         self.saved = len(self.curve)  # epochs in the file
-        self.complete: _Snapshot | None = None  # of complete epochs, at most COPY_EVERY old
+        self.complete: _Snapshot | None = None  # at most COPY_EVERY and an epoch old
         if self.trainer.device.type == "cuda":
             self.trainer.compile(done=len(self.curve))
 
@@ -147,7 +149,10 @@ class _Run:
                     saved_at = time.monotonic()
                 if late and len(self.curve) < total:
                     return Outcome(len(self.curve), total, None)
-            return Outcome(total, total, self._finish())
+            metadata = replace(self.planned, accuracy=self._accuracy(bf16=False))
+            checkpoint.save(self.trainer.average.module, metadata, self.out)
+        self.work_path.unlink(missing_ok=True)
+        return Outcome(total, total, checkpoint.inspect(self.out))  # what is on the disk
 
     def _epoch(self, number: int) -> None:
         total = self.recipe.epochs * self.trainer.steps
@@ -174,12 +179,6 @@ class _Run:
     def _would_exceed(self, seconds: float) -> bool:
         """Whether another epoch would end too late."""
         return time.monotonic() - self.began + expected_seconds(self.curve, self.recipe) > seconds
-
-    def _finish(self) -> Metadata:
-        metadata = replace(self.planned, accuracy=self._accuracy(bf16=False))
-        checkpoint.save(self.trainer.average.module, metadata, self.out)
-        self.work_path.unlink(missing_ok=True)
-        return checkpoint.inspect(self.out)  # read back what is on the disk
 
     def _save(self) -> None:
         """Save the complete epochs, unless they are saved."""
