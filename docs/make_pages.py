@@ -215,8 +215,8 @@ def field_row(streams: list[tuple[str, str]], absent: str, method: str) -> list[
 
 def kind_row(network: str, kind: str) -> list[str]:
     """Frozen, best of the other methods, plain, ours, share of accepted batches, ungated."""
-    others = rows(KINDS, network, kind=kind)
-    others = [row for row in others if not re.search("frozen|-transport", row["method"])]
+    others = [row for row in rows(KINDS, network, kind=kind) if "-transport" not in row["method"]]
+    others = [row for row in others if row["method"] != "frozen"]
     best = max(others, key=lambda row: row["top-1"])
     name = "Tent" if best["method"] == "tent" else best["method"].upper()
     plain = [f"{own['top-1']:.1f}" for own in rows(KINDS, network, LAYERS, kind)] or [""]

@@ -115,6 +115,15 @@ def test_no_reader_sees_a_marker(maker):
         assert rendered == markdown.render(plain), path
 
 
+def test_the_smoothed_frozen_model_is_another_method(maker, monkeypatch):
+    accuracies = {"frozen": 50.0, "smoothed-frozen": 70.0, "tent": 60.0}
+    accuracies |= {"mixture-transport": 80.0, "mixture-transport-ungated": 90.0}
+    row = {"backbone": "net", "stream": "runs", "B": 64.0, "accepted, %": 100.0}
+    found = [row | {"method": name, "top-1": top1} for name, top1 in accuracies.items()]
+    monkeypatch.setitem(maker["rows"].__globals__, "report", lambda table: found)
+    assert maker["kind_row"]("net", "runs")[1] == "70.0 (SMOOTHED-FROZEN)"
+
+
 PAGE = """About 1.50<!--=share--> % of CIFAR-10, and none loses<!--=none-loses-->.
 
 | CIFAR-10<!--=twice--> | twice | |
