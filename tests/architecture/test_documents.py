@@ -131,6 +131,7 @@ PAGE = """About 1.50<!--=share--> % of CIFAR-10, and none loses<!--=none-loses--
 | ab | old | |
 """
 VALUES = {"share": 2050.125, "none-loses": True, "twice": lambda title: [2 * title, ""]}
+NO_MARKER = "a.md, line 1: a comment must be a marker, `<!--=NAME-->` on one line"
 
 
 def test_figures_and_tables_are_written_where_a_page_marks_them(maker):
@@ -139,22 +140,38 @@ def test_figures_and_tables_are_written_where_a_page_marks_them(maker):
     assert maker["fill"]({"a.md": expected}, VALUES) == {"a.md": expected}
 
 
+def test_figures_may_stand_anywhere_in_a_table(maker):
+    page = "| 7<!--=share--> | none<!--=none--> |\n|---|---|\n| 8<!--=share--> | 9<!--=share--> |\n"
+    found = maker["fill"]({"a.md": page}, {"share": 5, "none": True})
+    assert found["a.md"] == re.sub("[789]", "5", page)
+
+
+def test_a_column_without_figures_has_no_best_one(maker):
+    assert maker["emphasized"](["", "1.0 → 2.0", "3.0"]) == ["", "1.0 → 2.0", "**3.0**"]
+    assert maker["emphasized"](["", "-"]) == ["", "-"]
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
         ("=share", "=sharp", "a.md, line 1: nothing is called 'sharp'"),
         ("1.50<!--=share-->", "1.50", "no page marks share"),
-        ("share-->", "share", "a.md, line 1: a marker is `<!--=NAME-->`, on one line"),
-        ("<!--=none", "<!-- =none", "a.md, line 1: a marker is `<!--=NAME-->`, on one line"),
+        ("share-->", "share", NO_MARKER),
+        ("<!--=none", "<!-- =none", NO_MARKER),
+        ("of", "of 9<!--share-->", NO_MARKER),
+        ("of", "of <!-- some of -->", NO_MARKER),
+        ("| twice", "| 2<!--share-->", "a.md, line 3: the table of 'twice' has other comments"),
         ("1.50<", "Few<", "a.md, line 1: 'share' must follow its figure"),
         ("|---|--:|---|\n", "", "a.md, line 3: 'twice' must stand in the header of its table"),
         ("--:|", "--:|--:|", "a.md, line 3: 'twice' has 3 columns, and its header has others"),
         ("none-loses", "all-lose", "a.md, line 1: the records contradict the statement 'all-lose'"),
         ("=share", "=lead", "a.md, line 1: the records contradict the sentence: 'lead' is -0.5"),
+        ("=share", "=gap", "a.md, line 1: the records contradict the sentence: 'gap' is nan"),
     ],
 )
 def test_a_page_that_cannot_be_right_is_one_line(maker, old, new, message):
-    values = VALUES | {own: no for own, no in (("all-lose", False), ("lead", -0.5)) if own in new}
+    wrong = {"all-lose": False, "lead": -0.5, "gap": math.nan}
+    values = VALUES | {own: value for own, value in wrong.items() if own in new}
     with pytest.raises(SystemExit, match=f"^{re.escape(message)}$"):
         maker["fill"]({"a.md": PAGE.replace(old, new)}, values)
 
