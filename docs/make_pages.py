@@ -1,8 +1,8 @@
 """Write the figures of the committed reports and records into the pages that mark them.
 
 A page marks a figure (`66<!--=NAME--> %`, rounded to the digits that stand there), a table in its
-header (`| network<!--=NAME--> | ...`), whose first column names the rows, and a statement that the
-figures must bear out (`none loses<!--=NAME-->`).
+header (`| network<!--=NAME--> | ...`), whose first column names the rows, all that the report has,
+and a statement that the figures must bear out (`none loses<!--=NAME-->`).
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import csv
 import math
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -53,8 +53,16 @@ IN_REPORTS = {  # methods and kinds of streams, where a page does not call them 
     "long-tailed, 20": "long-tailed, imbalance 20",
 }
 Row = dict[str, Any]  # of a report's table
-Cells = Callable[[str], list[str]]  # of a page's row, by its title
-Values = Mapping[str, float | Cells | bool]
+
+
+class Table(NamedTuple):
+    """A table of a page."""
+
+    cells: Callable[[str], list[str]]  # of a row, by its title
+    titles: Set[str] = frozenset()  # of rows that it may not leave out, as reports have them
+
+
+Values = Mapping[str, float | Table | bool]
 
 
 # --- what pages mark --------------------------------------------------------------------------
@@ -143,24 +151,27 @@ def figures() -> dict[str, float]:
     return found
 
 
-def tables() -> dict[str, Cells]:
-    """Rows of all tables."""
+def tables() -> dict[str, Table]:
+    """All tables; those without titles are a choice of rows."""
     results = [(own, "shuffled") for own in (PLAIN, TEN, HUNDRED, VIT)]
     layers = [(own, "shuffled") for own in (TEN, PLAIN, HUNDRED, VIT)]
     streams = [(own, kind) for own in (TEN, HUNDRED) for kind in (CONTINUAL, "shuffled")]
+    continual = {row["method"].partition(" (")[0] for row in rows(FIELD, TEN, kind=CONTINUAL)}
+    kept = {row["backbone"] for row in report(LAYERS_KEPT)} - {"all"}
+    learning = {row["backbone"] for row in report(PAPER) if row["method"] == "layer-transport"}
     return {
-        "results": partial(field_row, results, "-"),
-        "kinds-10": partial(kind_row, TEN),
-        "kinds-100": partial(kind_row, HUNDRED),
-        "kinds-vit": partial(kind_row, VIT),
-        "kinds-50": partial(kind_row, FIFTY),
-        "kinds-lite": partial(kind_row, LITE),
-        "continual": partial(field_row, streams, ""),
-        "layers-kept": layers_kept_row,
-        "layers-kinds": layers_kind_row,
-        "layers-field": partial(field_row, layers, ""),
-        "layers-learning": learning_row,
-        "tuning": tuning_row,
+        "results": Table(partial(field_row, results, "-")),
+        "kinds-10": Table(partial(kind_row, TEN), kinds(TEN)),
+        "kinds-100": Table(partial(kind_row, HUNDRED), kinds(HUNDRED)),
+        "kinds-vit": Table(partial(kind_row, VIT), kinds(VIT)),
+        "kinds-50": Table(partial(kind_row, FIFTY), kinds(FIFTY, clean=True)),
+        "kinds-lite": Table(partial(kind_row, LITE), kinds(LITE, clean=True)),
+        "continual": Table(partial(field_row, streams, ""), continual),
+        "layers-kept": Table(layers_kept_row, kept),
+        "layers-kinds": Table(layers_kind_row, kinds(HUNDRED)),
+        "layers-field": Table(partial(field_row, layers, "")),
+        "layers-learning": Table(learning_row, learning),
+        "tuning": Table(tuning_row, {row["method"] for row in report("tuning/tuning")}),
     }
 
 
@@ -224,6 +235,13 @@ def kind_row(network: str, kind: str) -> list[str]:
     shown = [f"{frozen['top-1']:.1f}", f"{best['top-1']:.1f} ({name})", *plain]
     shown = emphasized([*shown, f"{ours['top-1']:.1f}"])
     return [*shown, f"{ours['accepted, %']:.0f} %", f"{ungated['top-1']:.1f}"]
+
+
+def kinds(network: str, clean: bool = False) -> set[str]:
+    """Kinds of streams of a network: of corrupted images, and of clean ones if asked for."""
+    own = [row for row in report(KINDS) if row["backbone"] == network]
+    found = {row["stream"] + (f", B = {row['B']:.0f}" if row["B"] != 64 else "") for row in own}
+    return {kind for kind in found if clean or not kind.startswith("clean")}
 
 
 def layers_kept_row(network: str) -> list[str]:
@@ -299,6 +317,12 @@ def rows(table: str, network: str, method: str = "", kind: str = "shuffled") -> 
         if row["backbone"] == network and re.fullmatch(name, row.get("method", ""))
         if row.get("stream", stream) == stream and row.get("B") in batches
     ]
+
+
+def reported(title: str) -> str:
+    """Return what reports call the title of a row, in small letters and without commas."""
+    kind, at, size = title.partition(", B = ")
+    return re.sub("[, ]+", "-", IN_REPORTS.get(kind, kind).lower() + at + size)
 
 
 def look(table: str, network: str, method: str = "", kind: str = "shuffled") -> Row:
@@ -383,7 +407,7 @@ def without_resets() -> tuple[dict[str, list[float]], dict[str, float], bool]:
 
 def pattern(values: Values) -> re.Pattern[str]:
     """Pattern of markers, with the figure before or the rows below, and of other comments."""
-    tables = "|".join(name for name, value in values.items() if callable(value)) or "(?!)"
+    tables = "|".join(name for name, value in values.items() if isinstance(value, Table)) or "(?!)"
     return re.compile(
         r"(?P<figure>\d[\d.,]*)?<!--(?! Generated by )"
         rf"(=(?P<name>(?P<table>{tables})|(\w+-)*\w+)-->)?"
@@ -418,7 +442,7 @@ def replaced(page: str, values: Values, found: re.Match[str]) -> str:
         sys.exit(f"{at} the records contradict the statement '{name}'")
     if value is True:
         return found[0]
-    if not callable(value):
+    if not isinstance(value, Table):
         if not figure:
             sys.exit(f"{at} '{name}' must follow its figure")
         if not 0 <= value < math.inf:
@@ -427,7 +451,10 @@ def replaced(page: str, values: Values, found: re.Match[str]) -> str:
     if not found["rows"]:
         sys.exit(f"{at} '{name}' must stand in the header of its table")
     titles = [row.split("|")[1].strip() for row in found["rows"].splitlines()]
-    columns = [titles, *map(list, zip(*map(value, titles), strict=True))]
+    there = set(map(reported, titles))
+    if absent := [title for title in sorted(value.titles) if reported(title) not in there]:
+        sys.exit(f"{at} '{name}' leaves out {'; '.join(absent)}")
+    columns = [titles, *map(list, zip(*map(value.cells, titles), strict=True))]
     if len(columns) != found["header"].splitlines()[1].count("|") - 1:
         sys.exit(f"{at} '{name}' has {len(columns)} columns, and its header has others")
     if name in BOLD:

@@ -9,6 +9,8 @@ import re
 import runpy
 import shlex
 import zipfile
+from collections import Counter
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -130,14 +132,19 @@ PAGE = """About 1.50<!--=share--> % of CIFAR-10, and none loses<!--=none-loses--
 |---|--:|---|
 | ab | old | |
 """
-VALUES = {"share": 2050.125, "none-loses": True, "twice": lambda title: [2 * title, ""]}
 NO_MARKER = "a.md, line 1: a comment must be a marker, `<!--=NAME-->` on one line"
 
 
-def test_figures_and_tables_are_written_where_a_page_marks_them(maker):
+@pytest.fixture
+def values(maker):
+    twice = maker["Table"](lambda title: [2 * title, ""], {"AB"})
+    return {"share": 2050.125, "none-loses": True, "twice": twice}
+
+
+def test_figures_and_tables_are_written_where_a_page_marks_them(maker, values):
     expected = PAGE.replace("1.50", "2,050.12").replace("old", "abab")
-    assert maker["fill"]({"a.md": PAGE}, VALUES) == {"a.md": expected}
-    assert maker["fill"]({"a.md": expected}, VALUES) == {"a.md": expected}
+    assert maker["fill"]({"a.md": PAGE}, values) == {"a.md": expected}
+    assert maker["fill"]({"a.md": expected}, values) == {"a.md": expected}
 
 
 def test_figures_may_stand_anywhere_in_a_table(maker):
@@ -164,16 +171,92 @@ def test_a_column_without_figures_has_no_best_one(maker):
         ("1.50<", "Few<", "a.md, line 1: 'share' must follow its figure"),
         ("|---|--:|---|\n", "", "a.md, line 3: 'twice' must stand in the header of its table"),
         ("--:|", "--:|--:|", "a.md, line 3: 'twice' has 3 columns, and its header has others"),
+        ("| ab |", "| ac |", "a.md, line 3: 'twice' leaves out AB"),
         ("none-loses", "all-lose", "a.md, line 1: the records contradict the statement 'all-lose'"),
         ("=share", "=lead", "a.md, line 1: the records contradict the sentence: 'lead' is -0.5"),
         ("=share", "=gap", "a.md, line 1: the records contradict the sentence: 'gap' is nan"),
     ],
 )
-def test_a_page_that_cannot_be_right_is_one_line(maker, old, new, message):
+def test_a_page_that_cannot_be_right_is_one_line(maker, values, old, new, message):
     wrong = {"all-lose": False, "lead": -0.5, "gap": math.nan}
-    values = VALUES | {own: value for own, value in wrong.items() if own in new}
+    values |= {own: value for own, value in wrong.items() if own in new}
     with pytest.raises(SystemExit, match=f"^{re.escape(message)}$"):
         maker["fill"]({"a.md": PAGE.replace(old, new)}, values)
+
+
+CHOICES = {"results": 15, "layers-field": 5, "layers-kinds": 2}  # rows that may be left out
+
+
+def test_no_table_can_leave_out_a_row_that_reports_have(maker):
+    text, optional = "\n".join(path.read_text() for path in maker["PAGES"]), Counter()
+    for name, table in maker["tables"]().items():
+        header, rows = re.findall(rf"(\|.*<!--={name}-->.*\n\|.*\n)((?:\|.*\n)+)", text)[0]
+        for row in rows.splitlines(keepends=True):
+            with suppress(SystemExit):
+                maker["fill"]({"a.md": header + rows.replace(row, "")}, {name: table})
+                optional[name] += 1
+    assert optional == CHOICES
+
+
+METHODS, FIELD, TUNING = "mixture/layers-methods", "field/layers-methods", "tuning/tuning"
+KEPT, PAPER = "mixture/layers-kept", "reproduction/corruption-all-backbones"
+TEN, HUNDRED = (f"ResNet-18, {data} on {data}" for data in ("CIFAR-10", "CIFAR-100"))
+SMALL, FIFTY = "ResNet-18, CIFAR-10", "ResNet-50, ImageNet on ImageNet"
+DIRICHLET = "dirichlet, concentration 1.0"
+OURS, LAYERS, CONTINUAL = "mixture-transport", "layer-transport", "shuffled, continual"
+
+
+def digits_of(shown: str, name: str, column: str, where: tuple[str, ...]) -> str:
+    """A cell of a report's table, by others of its row, with as many digits as are shown."""
+    sweep, table = name.split("/")
+    with (ROOT / f"reproduction/report/{sweep}/tables/{table}.csv").open() as file:
+        (row,) = (row for row in csv.DictReader(file) if set(where) <= set(row.values()))
+    return f"{float(row[column]):.{len(shown.partition('.')[2])}f}"
+
+
+@pytest.mark.parametrize(
+    ("name", "title", "position", "table", "column", "where"),
+    [
+        ("kinds-10", "sorted by class", 4, METHODS, "top-1", (TEN, "by-class", OURS)),
+        ("kinds-10", "shuffled, mixed", 4, METHODS, "top-1", (TEN, "shuffled, mixed", OURS)),
+        ("kinds-10", "runs, B = 8", 3, METHODS, "top-1", (TEN, "runs", "8", LAYERS)),
+        ("kinds-100", "Dirichlet 1", 2, METHODS, "top-1", (HUNDRED, DIRICHLET, "pea")),
+        ("kinds-100", "Dirichlet 1", 4, METHODS, "top-1", (HUNDRED, DIRICHLET, OURS)),
+        ("kinds-100", "Dirichlet 1", 5, METHODS, "accepted, %", (HUNDRED, DIRICHLET, OURS)),
+        ("kinds-50", "clean, shuffled", 4, METHODS, "top-1", (FIFTY, "clean, shuffled", OURS)),
+        ("continual", "ROID", 3, FIELD, "top-1", (HUNDRED, CONTINUAL, "roid")),
+        ("continual", "EATA", 3, FIELD, "top-1", (HUNDRED, CONTINUAL, "eata (preset cifar100)")),
+        ("layers-kept", "ResNet-50, ImageNet", 6, KEPT, "worst loss, gated", (FIFTY,)),
+        ("layers-kinds", "Dirichlet 1", 2, METHODS, "top-1", (HUNDRED, DIRICHLET, "frozen")),
+        ("layers-field", "Tent", 3, FIELD, "top-1", (HUNDRED, "shuffled", "tent")),
+        ("layers-learning", SMALL, 6, PAPER, "top-1", (SMALL, LAYERS)),
+        ("tuning", "NOTE", 1, TUNING, "accuracy", (SMALL, '"note"')),
+    ],
+)
+def test_single_cells_are_those_of_the_reports(name, title, position, table, column, where):
+    """Read with other code than docs/make_pages.py has."""
+    text = "".join(path.read_text() for path in DOCUMENTS).partition(f"<!--={name}-->")[2]
+    row = next(line for line in text.splitlines() if line.startswith(f"| {title} |"))
+    shown = row.split("|")[1 + position].replace("*", "").split()[0]
+    assert shown == digits_of(shown, table, column, where)
+
+
+@pytest.mark.parametrize(
+    ("name", "table", "column", "where"),
+    [
+        ("sorted-100", METHODS, "top-1", (HUNDRED, "by-class", OURS)),
+        ("clean-sorted", METHODS, "top-1", (HUNDRED, "clean, by-class", OURS)),
+        ("gain-pea-50", METHODS, "gain", (FIFTY, "shuffled", "pea")),
+        ("loss-50", "mixture/mixture-kept", "worst loss, gated", (FIFTY,)),
+        ("streams-field", "field/mixture-kept", "streams", ("all",)),
+        ("continual-100", FIELD, "top-1", (HUNDRED, CONTINUAL, OURS)),
+    ],
+)
+def test_single_figures_in_sentences_are_those_of_the_reports(name, table, column, where):
+    text = "".join(path.read_text() for path in DOCUMENTS)
+    found = set(re.findall(rf"([\d.]+)<!--={name}-->", text))
+    assert found
+    assert found == {digits_of(shown, table, column, where) for shown in found}
 
 
 def test_the_readme_table_has_the_figures_of_single_networks():
