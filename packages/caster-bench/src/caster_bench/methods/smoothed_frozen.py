@@ -24,9 +24,9 @@ class SmoothedFrozen(FeatureMethod):
 
     The baseline for mixture transport on correlated and long-tailed streams: the same estimate of
     runs and class priors, from the frozen model's probabilities instead of the aligned network's.
-    What mixture transport gains beyond it is due to alignment. Where the stream looks shuffled with
-    the source's prior, or is in doubt, the answers are the frozen model's. One frozen pass; no
-    certificate, no gradients.
+    What mixture transport gains beyond it is due to alignment, and to restarts when the shift
+    changes. Where the stream looks shuffled with the source's prior, or is in doubt, the answers
+    are the frozen model's. One frozen pass; no certificate, no gradients.
 
     >>> from caster import wrap
     >>> labels = np.repeat([0, 1], 32)
