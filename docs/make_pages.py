@@ -344,7 +344,7 @@ def lead(table: str, network: str, method: str, other: str, kind: str = "shuffle
 
 
 def ahead(table: str, network: str, method: str, kind: str = "shuffled") -> set[str]:
-    """Names of the methods that are ahead of one, with their authors' settings and gates."""
+    """Names of the methods that are ahead of one, with published settings and gates."""
     own = top1(table, network, method, kind)
     better = [row["method"] for row in rows(table, network, kind=kind) if row["top-1"] > own]
     return {name.partition(" (preset")[0] for name in better if not re.search("-ungated|lr", name)}
