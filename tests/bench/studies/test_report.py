@@ -155,7 +155,7 @@ def test_verify_says_what_to_do_about_incomplete_and_damaged_records(run, tmp_pa
     next((broken / "sources").glob("*.caster")).unlink()
     assert "`caster bench run` continues the run" in last()
     (second / "cell.json").write_text("{}")
-    assert "delete what is named as damaged" in last()
+    assert "folders of cells listed as damaged, and `caster bench run` makes them again" in last()
     shutil.rmtree(second)
     assert "`caster bench run` continues the run" in last()
     (broken / "cells" / "notes.txt").write_text("!")

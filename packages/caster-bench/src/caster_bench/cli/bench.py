@@ -203,8 +203,8 @@ def show_plan(plan: Plan, costs: Costs, groups: list[tuple[Spec, ...]], by_cell:
         say(f"to be admitted first: {first_few([' on '.join(pair) for pair in plan.undecided])}")
     if plan.absent:
         say(
-            f"no such checkpoint: {first_few(plan.absent)}; cells of one that is still missing "
-            "when the sweep runs are rejected"
+            f"no such checkpoint: {first_few(plan.absent)}; cells whose checkpoint is still "
+            "missing when the sweep runs are rejected"
         )
 
 

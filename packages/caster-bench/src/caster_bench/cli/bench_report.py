@@ -267,4 +267,5 @@ def _remedy(kinds: set[str], records: Records) -> Iterator[str]:
         also = "record and pack the rest" if packed else "`caster bench run` continues the run"
         yield f"{also}, or {part}"
     elif kinds & {DAMAGED, CHANGED} and not packed:
-        yield "delete what is named as damaged, and `caster bench run` makes it again"
+        what = "the admissions and the folders of cells listed as damaged"
+        yield f"delete {what}, and `caster bench run` makes them again"

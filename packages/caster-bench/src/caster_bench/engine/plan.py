@@ -109,7 +109,7 @@ def make_plan(
 
 
 def _is_foreign(folder: Path, undecided: set[Pair]) -> bool:
-    """Whether a record is of no cell; one of an undecided backbone, or unreadable, may be."""
+    """Whether no cell of the sweep can own this record."""
     if not undecided:
         return True
     try:
