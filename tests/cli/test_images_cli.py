@@ -124,6 +124,27 @@ def test_fit_says_how_the_head_fares_and_warns_if_it_is_mixed_up(typed, tmp_path
     assert states.load("named.caster").head == tuple(order.index(c) for c in range(8))
 
 
+def test_every_command_that_uses_a_state_warns_of_mixed_up_outputs(typed, tmp_path, monkeypatch):
+    order = [3, 1, 4, 0, 5, 7, 2, 6]
+    write_model(tmp_path / "n.onnx", order)
+    (tmp_path / "order.txt").write_text("\n".join(NAMES[c] for c in order))
+    monkeypatch.setattr("caster.serve.serve", lambda *args, **options: None)
+    commands = (
+        "predict M STATE @target --model n.onnx --mechanism features --batch-size 80 -o o.csv",
+        "compile n.onnx STATE --preprocessing @p.toml --mechanism features -o c.onnx",
+        "doctor STATE",
+        "serve M --model n.onnx STATE",
+    )
+    typed("fit M @source --model n.onnx -o mixed.caster")
+    typed("fit M @source --model n.onnx --classes order.txt -o named.caster")
+    for command in commands:
+        result = typed(command.replace("STATE", "mixed.caster"))
+        assert result.exit_code == 0, result.output
+        said = " ".join(result.stderr.split())
+        assert re.search(r"right on only 1\d\.\d% of the source, .*\(--classes\)", said)
+        assert typed(command.replace("STATE", "named.caster")).stderr == ""
+
+
 def test_predict_warns_of_sorted_images_and_mixes_them_if_told_to(typed):
     result = typed("predict M @s.caster @target --mechanism features -o out.csv")
     assert result.exit_code == 0, result.output

@@ -394,7 +394,8 @@ def test_labels_in_another_order_are_warned_of_without_advice_about_the_gate():
         found,
         batches=tuple(replace(b, verdict=Verdict(False, "ratio", 2.0)) for b in found.batches),
     )
-    assert rejected.conclusion.endswith("points.")
+    assert found.conclusion == rejected.conclusion
+    assert found.conclusion.startswith("Fix the order of the classes first")
     assert "--tau" in replace(rejected, better_names=None).conclusion
 
 

@@ -40,8 +40,6 @@ from caster.state.source_check import SourceCheck
 if TYPE_CHECKING:
     from caster.adapt.ray_pool import Pool
 
-MIN_HEAD_ACCURACY = 0.5  # on the source; below it the classes are probably permuted
-
 log = logging.getLogger("caster")
 
 LayerChoice = bool | Literal["auto"]
@@ -186,7 +184,7 @@ def warn_of_missing_classes(head: Head, columns: int | None) -> None:
 
 def warn_of_poor_head(check: SourceCheck | None) -> None:
     """Warn if the head is rarely right on the source: its classes are probably permuted."""
-    if check is not None and check.head is not None and check.head < MIN_HEAD_ACCURACY:
+    if check is not None and check.head is not None and check.has_poor_head:
         log.warning(
             "the model's head is right on only %.1f%% of the source: check its preprocessing and "
             "the order of its classes, or fit without the head if it has other classes",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from caster.cli.console import say, size
-from caster.cli.inspect import KeyFile, StateFile, describe_mechanism
+from caster.cli.inspect import KeyFile, StateFile, describe_mechanism, say_poor_head
 from caster.cli.options import Every, HeadOption, MechanismOption, PreprocessingOption, Tau
 from caster.errors import CasterError
 from caster.io.files import check_writable
@@ -48,6 +48,7 @@ def compile(
 
     wrapped: Any = wrap(str(model), head=head, preprocessing=preprocessing)
     loaded = states.load(state, key)
+    say_poor_head(loaded.source_check)
     found = compile_model(wrapped, loaded, compiled, mechanism=mechanism, tau=tau, every=every)
     sites = len(loaded.layers or ()) if found.mechanism == "layers" else None
     say(f"Mechanism: {describe_mechanism(found.mechanism, sites)}.")

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from caster.models.onnx.compiled import StateTensor
     from caster.state import Layers, State
+    from caster.state.source_check import SourceCheck
 
 LISTED = 20  # classes that `inspect` lists by default
 KeyFile = Annotated[
@@ -134,6 +135,17 @@ def describe_mechanism(mechanism: str, sites: int | None = None) -> str:
     return "layers, aligned" + ("" if sites is None else f" at {counted(sites, 'site')}")
 
 
+def say_poor_head(check: SourceCheck | None) -> None:
+    """Repeat the warning of `caster fit` about a head that is rarely right on the source."""
+    if check is not None and check.head is not None and check.has_poor_head:
+        say(
+            f"caster: the model's head was right on only {check.head:.1%} of the source, so these "
+            "labels are probably wrong: fit again with its classes in the order of its outputs "
+            "(--classes), or with --no-head if it has other classes",
+            errors,
+        )
+
+
 def state_table(state: Sequence[StateTensor]) -> Table:
     """Tabulate the tensors that a stream passes from batch to batch."""
     table = new_table("state", "type", "shape", "size", numbers=("size",))
@@ -210,6 +222,7 @@ def doctor(
 
     with errors.status("simulating batches like the source") as status:
         found = diagnose(state, batch_size, lambda n: status.update(f"trying batches of {n}"), key)
+    say_poor_head(found.source_check)
     if found.layers is None:
         say("Layers: none in this state, so `caster predict` transports features.")
     else:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from caster.cli.console import errors, new_table, output, progress_bar, say
-from caster.cli.inspect import KeyFile, StateFile, describe_mechanism
+from caster.cli.inspect import KeyFile, StateFile, describe_mechanism, say_poor_head
 from caster.cli.options import (
     AdapterOptions,
     BatchSize,
@@ -141,6 +141,7 @@ def predict(
         if model is None or log is not None:
             raise CasterError("--ray requires images and --model, and does not support --log")
         adapter = load_adapter(model, state, key, how, every)
+        say_poor_head(adapter.state.source_check)
         streams = [opened(path, data_root, limits, labelled=False) for path in target]
         from caster.adapt.ray_jobs import predict_streams
 
@@ -203,6 +204,7 @@ def predict(
                 adapter, images, table, observe=observe, progress=progress, **vars(reading)
             )
     say_skipped(summary.unreadable)
+    say_poor_head(summary.source_check)
     output.print(_summary_table(summary))
     _say_outcome(summary, table, reading.gate, reading.shuffle)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from caster.cli.console import say
-from caster.cli.inspect import KeyFile, StateFile
+from caster.cli.inspect import KeyFile, StateFile, say_poor_head
 from caster.cli.options import (
     AdapterOptions,
     Every,
@@ -152,6 +152,7 @@ def serve(
 
     given = how.arguments(every)
     adapter = Adapter(model, load(state, key), **given)
+    say_poor_head(adapter.state.source_check)
     options = ServeOptions(
         name=name or default_name(model.name),
         folder=folder or state.with_name(f"{state.name}.streams"),

@@ -20,7 +20,7 @@ from caster import state as states
 from caster.adapt.adapter import Adapter
 from caster.adapt.adapter import Mechanism as MechanismName
 from caster.adapt.estimator import Caster
-from caster.adapt.fitting import MIN_HEAD_ACCURACY, warn_of_poor_head
+from caster.adapt.fitting import warn_of_poor_head
 from caster.adapt.image_batches import read_batches, require_preprocessing, run
 from caster.adapt.image_features import extract
 from caster.adapt.prediction import (
@@ -400,7 +400,7 @@ def _collapse(clf: Caster, truth: NDArray[np.int64], gated: Answers) -> str | No
 def _is_right_on_source(clf: Caster) -> bool:
     """Whether the head was right on the source, so that a shift explains wrong answers."""
     check = clf.source_check_
-    return check is not None and check.head is not None and check.head >= MIN_HEAD_ACCURACY
+    return check is not None and check.head is not None and not check.has_poor_head
 
 
 def _turned_off(clf: Caster) -> str | None:

@@ -159,6 +159,8 @@ class Evaluation(VerdictSummary):
         Decided by the rounded numbers that it prints.
         """
         adapted, baseline = self.mechanism.noun, noun(self.baseline)
+        if self.better_names is not None:
+            return "Fix the order of the classes first: no accuracy here means anything before."
         if self.collapse is not None and 1 - self.acceptance > MANY_REJECTED:
             return (
                 f"The model fails here: {self.collapse}. The answers of {baseline} collapsed, and "
@@ -198,11 +200,7 @@ class Evaluation(VerdictSummary):
                 f"It is not clear whether to use it here: {change}. Evaluate more labelled samples."
             )
         lost = self.scores["ungated"].accuracy - self.scores["gated"].accuracy
-        if (
-            self.better_names is None
-            and 1 - self.acceptance > MANY_REJECTED
-            and lost > NEGLIGIBLE_GAIN
-        ):
+        if 1 - self.acceptance > MANY_REJECTED and lost > NEGLIGIBLE_GAIN:
             words += (
                 f" But the gate rejects {1 - self.acceptance:.0%} of the batches, and adapting to "
                 f"all of them would gain {100 * lost:.1f} points more: {self._remedy()}"
@@ -217,8 +215,6 @@ class Evaluation(VerdictSummary):
             return f"The gate is right: adapting anyway would lose {points}."
         if change <= NEGLIGIBLE_GAIN:
             return f"Adapting anyway would change accuracy by {points}."
-        if self.better_names is not None:  # the gate is not the problem
-            return f"Adapting anyway would gain {points}."
         return f"Adapting anyway would gain {points}: {self._remedy()}"
 
     def _remedy(self) -> str:

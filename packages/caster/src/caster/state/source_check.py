@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 MIN_SAMPLES_PER_FEATURE = 4.0  # of the source, if there is no head to compare with
 ALLOWED_LOSS = 0.01  # largest loss of accuracy on the source with transport on by default
+MIN_HEAD_ACCURACY = 0.5  # of the head; below it its classes are probably permuted
 MEMORIZED = 0.995  # accuracy of a head from which the source is probably its training data
 
 
@@ -40,6 +41,11 @@ class SourceCheck:
             if self.loss is None
             else self.loss <= ALLOWED_LOSS
         )
+
+    @property
+    def has_poor_head(self) -> bool:
+        """Whether the head is rarely right: its classes are probably permuted."""
+        return self.head is not None and self.head < MIN_HEAD_ACCURACY
 
     def sentences(self) -> list[str]:
         """Sentences for users: the result, and what follows from it."""
