@@ -461,6 +461,18 @@ def test_a_plan_names_checkpoints_that_do_not_exist(tmp_path, checkpoints):
     assert "no such checkpoint" not in cli(*words, "--backbone", "resnet").output
 
 
+def test_a_run_of_missing_checkpoints_fails_and_compares_none(tmp_path, checkpoints):
+    (tmp_path / "small.toml").write_text(SMALL)
+    words = [tmp_path / "small.toml", "--out", tmp_path / "out"]
+    result = cli("bench", "run", *words, "--root", tmp_path / "elsewhere")
+    assert result.exit_code == 1, result.output
+    path = tmp_path / "elsewhere" / "checkpoints" / "resnet.safetensors"
+    assert f"no such file: {path}\n" in result.output
+    result = cli("bench", "verify", *words, "--root", checkpoints)
+    assert result.exit_code == 0, result.output
+    assert "6 of them rejected, 0 of 1 checkpoint files compared" in result.output
+
+
 def test_a_missing_checkpoint_of_a_published_network_cannot_be_trained(tmp_path):
     text = SMALL.replace('family = "batch"', 'family = "batch"\narchitecture = "keras_resnet50"')
     summary, _ = run_inline(sweep_of(tmp_path, text), tmp_path / "out", tmp_path)

@@ -68,13 +68,15 @@ def test_checkpoints_are_relative_to_the_current_folder(run, tmp_path, monkeypat
     (run.out / "checkpoints" / "r18.safetensors").write_bytes(b"other weights")
     monkeypatch.chdir(tmp_path)
     assert verify(run.sweep, run.out) == []
-    assert compared(run.sweep) == "0 of 2 checkpoint files compared"
+    both = run.sweep.backbones
+    assert compared(run.sweep, both) == "0 of 2 checkpoint files compared"
     monkeypatch.chdir(run.out)
-    assert compared(run.sweep) == "2 of 2 checkpoint files compared"
+    assert compared(run.sweep, {"r18"}) == "1 of 2 checkpoint files compared"
+    assert compared(run.sweep, both) == "2 of 2 checkpoint files compared"
     (problem,) = verify(run.sweep, run.out)
     assert problem.kind == "the checkpoint is not the one that was admitted"
     (run.out / "checkpoints" / "r18.safetensors").unlink()
-    assert compared(run.sweep, run.out) == "1 of 2 checkpoint files compared"
+    assert compared(run.sweep, both, run.out) == "1 of 2 checkpoint files compared"
 
 
 def test_every_kind_of_stream_can_be_good(tmp_path):

@@ -128,7 +128,8 @@ def run(
     Backbones are admitted first; the cells of a checkpoint that is missing, damaged or inaccurate
     on clean images are recorded as rejected. With --backbone, only the named ones are admitted or
     rejected. Run the same command again to continue a run that was stopped; damaged records are
-    made again. Cells that fail are listed at the end, and the exit status is then 1.
+    made again. Cells that fail are listed at the end, and the exit status is then 1; so it is if
+    checkpoints are missing and all cells are rejected.
     """
     from caster_bench.engine.run import run as run_sweep
 
@@ -141,7 +142,7 @@ def run(
             known, context, lambda: start(context), watch, only or (), backbone or (), method or ()
         )
     show_summary(summary, context.out)
-    if summary.failures:
+    if summary.failures or (summary.absent and not summary.cells):
         raise typer.Exit(1)
 
 
@@ -302,6 +303,8 @@ def show_summary(summary: Summary, out: Path) -> None:
     """Print the outcome of a run."""
     for line in by_reason("rejected", summary.rejections.items()):
         say(line)
+    for path in summary.absent:
+        say(f"no such file: {path}")
     for line in by_reason("failed", summary.failures):
         say(line, errors)
     before = f", {summary.already:,} of them earlier" if summary.already else ""

@@ -45,9 +45,10 @@ def verify(
 
     results = _verified(read(sweep), out, records, root, only, backbone)
     rejected = f", {len(results.rejected):,} of them rejected" if results.rejected else ""
+    recorded = {own.backbone for own in results.provenance.values() if own.checkpoint is not None}
     say(
         f"{counted(len(results.sweep.cells), 'cell')} verified{rejected}, "
-        f"{compared(results.sweep, root)}: no problems found."
+        f"{compared(results.sweep, recorded, root)}: no problems found."
     )
     if results.part:
         say(results.part)

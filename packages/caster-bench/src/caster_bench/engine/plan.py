@@ -19,7 +19,7 @@ from caster_bench.methods.registry import Entry
 from caster_bench.records.digest import key_of
 from caster_bench.records.schema import REJECTED, Admission
 from caster_bench.records.store import cells_of, described, is_whole, read, read_cell, scan
-from caster_bench.sweeps import Spec, Sweep, select
+from caster_bench.sweeps import Backbone, Spec, Sweep, select
 from caster_bench.sweeps.spec import inner_and_gate
 
 Pair = tuple[str, str]  # backbone and data
@@ -67,15 +67,21 @@ class Plan:
     @property
     def absent(self) -> list[str]:
         """Checkpoints of undecided backbones that do not exist."""
-        backbones = dict.fromkeys(self.context.backbones[name] for name, _ in self.undecided)
-        files = [backbone for backbone in backbones if backbone.is_file]
-        return [own.checkpoint for own in files if not checkpoint_path(self.context, own).is_file()]
+        found = absent_checkpoints(self.context, (name for name, _ in self.undecided))
+        return [own.checkpoint for own in found]
 
     @property
     def is_complete(self) -> bool:
         """Whether every cell of the whole sweep, wanted or not, has a record."""
         decided = all(admission is not None for admission in self.admissions.values())
         return decided and self.complete.issuperset(self.keys.values())
+
+
+def absent_checkpoints(context: RunContext, names: Iterable[str]) -> list[Backbone]:
+    """Backbones among these, each once, whose checkpoint file does not exist."""
+    backbones = dict.fromkeys(context.backbones[name] for name in names)
+    files = [own for own in backbones if own.is_file]
+    return [own for own in files if not checkpoint_path(context, own).is_file()]
 
 
 def make_plan(

@@ -14,9 +14,18 @@ from time import perf_counter
 
 from caster.errors import CasterError, DiskFullError, is_disk_full
 from caster.io.files import locked
+from caster_bench.engine.admit import checkpoint_path
 from caster_bench.engine.cell import GroupResult, one_line
 from caster_bench.engine.executors import Executor, Finished, Task
-from caster_bench.engine.plan import Costs, Pair, Plan, groups_of, make_plan, remove_stale
+from caster_bench.engine.plan import (
+    Costs,
+    Pair,
+    Plan,
+    absent_checkpoints,
+    groups_of,
+    make_plan,
+    remove_stale,
+)
 from caster_bench.engine.run_context import RunContext
 from caster_bench.engine.shared_images import CorruptionPrefetcher, Group
 from caster_bench.records.store import TEMPORARY, cells_of, remove_leftovers
@@ -51,6 +60,7 @@ class Summary:
     foreign: list[str] = field(default_factory=list)  # keys of records of no cell of the sweep
     failures: list[tuple[str, str]] = field(default_factory=list)  # cell or backbone, reason
     rejections: dict[str, str] = field(default_factory=dict)  # backbone on data: reason
+    absent: list[str] = field(default_factory=list)  # paths of their checkpoints that do not exist
     workers: int = 0
     seconds: float = 0.0
     busy: float = 0.0  # seconds of workers in tasks
@@ -224,6 +234,8 @@ def _conclude(plan: Plan, summary: Summary) -> Summary:
         admission = plan.admission(spec)
         assert admission is not None  # it was rejected
         summary.rejections[_pair(spec)] = str(admission.reason)
+    absent = absent_checkpoints(plan.context, (spec.backbone for spec in plan.rejected))
+    summary.absent = [str(checkpoint_path(plan.context, own)) for own in absent]
     if plan.is_complete:
         shutil.rmtree(plan.context.images, ignore_errors=True)
     if summary.workers:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,10 +88,15 @@ def check_admissions(admissions: Admissions, sweep: Sweep) -> Iterator[Problem]:
             yield Problem(kind, f"{admission.backbone} on {admission.data}")
 
 
-def compared(sweep: Sweep, root: Path | None = None) -> str:
-    """Say how many checkpoint files exist and were compared with the records."""
-    files = [backbone.checkpoint for backbone in sweep.backbones.values() if backbone.is_file]
-    there = sum(((root or Path()) / file).is_file() for file in files)
+def compared(sweep: Sweep, recorded: Container[str], root: Path | None = None) -> str:
+    """Say how many checkpoint files exist and were compared with the records.
+
+    Backbones that are not `recorded` have no digest in their records to compare with.
+    """
+    files = {name: own.checkpoint for name, own in sweep.backbones.items() if own.is_file}
+    there = sum(
+        name in recorded and ((root or Path()) / file).is_file() for name, file in files.items()
+    )
     return f"{there} of {len(files)} checkpoint files compared"
 
 
