@@ -161,6 +161,19 @@ def test_predict_warns_of_sorted_images_and_mixes_them_if_told_to(typed):
     assert f"{changed} predictions of 80 in compared and accepted batches differ" in mixed.stdout
 
 
+def test_images_of_another_size_than_the_models_are_resized_as_advised(typed, refusal, made):
+    large = np.kron(SHIFTED, np.ones((2, 2, 1), np.uint8))
+    write_folder(made / "large", large, TARGET)
+    said = refusal("predict M @s.caster @large --shuffle 0 -o out.csv")
+    found = re.match(r"the model takes .*, not \(64, 3, 12, 12\): add `(resize = [^`]+)`", said)
+    resized = made / "resized.toml"
+    resized.write_text(f'{TOML}{found[1]}\ninterpolation = "bilinear"\n')
+    line = f"M --preprocessing {resized}"
+    assert typed(f"fit {line} @source -o resized.caster").exit_code == 0
+    result = typed(f"predict {line} resized.caster @large --shuffle 0 -o out.csv")
+    assert result.exit_code == 0, result.output
+
+
 def test_one_batch_of_everything_is_no_cause_for_a_warning(typed):
     result = typed("predict M @s.caster @target --mechanism features --batch-size 80 -o out.csv")
     assert (result.exit_code, result.stderr) == (0, "")

@@ -427,7 +427,8 @@ def test_images_of_several_sizes_share_no_map(refusal, tmp_path, command):
     said = refusal(f"{command} @LN.caster sizes")
     found = re.match(
         r"images of several sizes cannot be aligned together \(such as \w+/(\d+).png and "
-        r"\w+/(\d+).png\): state a resize in the preprocessing, or set --mechanism to features",
+        r"\w+/(\d+).png\): add a `resize` and its `interpolation` to the preprocessing and fit "
+        r"again, or set --mechanism to features if the model takes any size",
         said,
     )
     assert [int(number) < 20 for number in found.groups()].count(True) == 1

@@ -240,7 +240,8 @@ def answer_images(
         one, other = (names[batch.rows[group.positions[0]]] for group in batch.groups[:2])
         raise CasterError(
             f"images of several sizes cannot be aligned together (such as {one} and {other}): "
-            "state a resize in the preprocessing, or set {argument} to features",
+            "add a `resize` and its `interpolation` to the preprocessing and fit again, or set "
+            "{argument} to features if the model takes any size",
             argument="mechanism",
         )
     with naming_images(names[batch.rows[0]], len(batch.rows)):

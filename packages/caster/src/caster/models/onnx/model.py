@@ -381,9 +381,9 @@ class Input:
             raise CasterError(f"the batch is not an array: {error_line(error)}") from None
         declared = (None,) * max(rows.ndim, 1) if self.shape is None else self.shape
         if len(declared) != rows.ndim or not _fits(rows.shape[1:], declared[1:]):
-            hint = f": {SINGLE_IMAGE}" if (rows.ndim, len(declared)) == (3, 4) else ""
             raise CasterError(
-                f"the model takes {_shape_text(declared)}, not {_shape_text(rows.shape)}{hint}"
+                f"the model takes {_shape_text(declared)}, not {_shape_text(rows.shape)}"
+                f"{_shape_remedy(declared, rows.shape)}"
             )
         if len(rows) == 0:
             raise CasterError("the batch has no rows")
@@ -453,6 +453,21 @@ class Input:
             key = "resize" if preprocessing.crop is None else "crop"
             changes.append(f"`{key}` to {[a or b for a, b in zip(size, made, strict=True)]}")
         return f": set {' and '.join(changes)} in {{argument}}"
+
+
+def _shape_remedy(declared: Sequence[int | None], shape: tuple[int, ...]) -> str:
+    """Say what to do about a batch that has no batch axis or images of another size."""
+    if (len(shape), len(declared)) == (3, 4):
+        return f": {SINGLE_IMAGE}"
+    if len(shape) == len(declared) == 4:
+        for channels, *axes in AXES.values():
+            size = [declared[axis] for axis in axes]
+            if None not in size and declared[channels] == shape[channels] in (1, 3):
+                return (
+                    f": add `resize = {size}` and an `interpolation` to the preprocessing and fit "
+                    "again, or resize the images of your batches"
+                )
+    return ""
 
 
 def declared_input(model: ModelProto) -> Input:
