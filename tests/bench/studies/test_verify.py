@@ -64,6 +64,13 @@ def test_good_records_have_no_problem(made):
     assert verify(sweep, out, out) == []
 
 
+def test_records_of_another_sweep_are_rejected_in_one_line(run):
+    path = run.out / "other.toml"
+    path.write_text(ONE.replace("fog", "snow"))
+    line = refusal(cli("bench", "verify", path, "--out", run.out))
+    assert line.startswith(f"{run.out} has records of another sweep: none of its 16 cells")
+
+
 def test_checkpoints_are_relative_to_the_current_folder(run, tmp_path, monkeypatch):
     (run.out / "checkpoints" / "r18.safetensors").write_bytes(b"other weights")
     monkeypatch.chdir(tmp_path)

@@ -19,6 +19,7 @@ from caster_bench.sweeps.spec import CLASS_ORDERED, GATE, PRESET, frozen_value, 
 
 MAX_SHOWN = 5  # per kind; the rest are counted
 MISSING, UNADMITTED, LEFT = "missing", "admission missing", "left by a killed run"
+OF_ANOTHER = "not of this sweep"
 DAMAGED, CHANGED = "changed or damaged", "admission changed or damaged"
 Pair = tuple[str, str]  # backbone and data
 Admissions = dict[Pair, Admission]
@@ -78,7 +79,7 @@ def foreign_files(there: Listing, sweep: Sweep) -> list[Problem]:
     data = {spec.data for spec in sweep.cells}
     paths = [path for path in there.admissions if path.stem not in pairs]
     paths += [path for path in there.streams if path.stem not in data]
-    return [Problem("not of this sweep", str(path)) for path in paths]
+    return [Problem(OF_ANOTHER, str(path)) for path in paths]
 
 
 def check_admissions(admissions: Admissions, sweep: Sweep) -> Iterator[Problem]:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caster.core.threads import available_cores
-from caster.errors import CasterError
+from caster.errors import CasterError, counted
 from caster_bench.records.digest import FormatError
 from caster_bench.records.schema import DONE, Cell
 from caster_bench.records.store import Location, Pack, Records, read_cell, scan
@@ -27,6 +27,7 @@ from caster_bench.studies.check_cells import (
     DAMAGED,
     LEFT,
     MISSING,
+    OF_ANOTHER,
     Pair,
     Problem,
     check_admissions,
@@ -93,7 +94,13 @@ def examine(
     problems += [Problem(LEFT, str(path)) for path in there.leftovers]
     problems += foreign_files(there, sweep)
     found: Found = {}
-    problems += _find(there.records, sweep, found)
+    unfound = list(_find(there.records, sweep, found))
+    if unfound and not found and all(problem.kind == OF_ANOTHER for problem in unfound):
+        raise CasterError(
+            f"{out} has records of another sweep: none of its {counted(len(unfound), 'cell')} is "
+            f"of {sweep.name}"
+        )
+    problems += unfound
     wanted = sweep.cells if needed is None else needed
     problems += [Problem(MISSING, spec.full) for spec in wanted if spec not in found]
     pairs = _pairs(sweep, {*found, *wanted}, there.admissions)
@@ -125,7 +132,7 @@ def _find(cells: tuple[Location, ...], sweep: Sweep, found: Found) -> Iterator[P
             yield Problem(kind, str(error))
             continue
         if spec not in sweep.cells:
-            yield Problem("not of this sweep", f"{spec.full} in {where}")
+            yield Problem(OF_ANOTHER, f"{spec.full} in {where}")
         elif spec in found:
             first, there = found[spec]
             own = first.revision, cell.revision
