@@ -174,6 +174,11 @@ def test_what_an_adapter_was_told_is_not_saved(fitted, tmp_path):
     assert caster.load(tmp_path / "s.caster").settings == fitted.state.settings
 
 
+def test_the_state_cannot_come_before_the_model(fitted):
+    with pytest.raises(CasterError, match="not TorchModel: the model comes first"):
+        Adapter("s.caster", fitted.model)
+
+
 def test_a_head_that_is_seldom_right_is_warned_of(caplog):
     rng = np.random.default_rng(0)
     batches = [(images, rng.permutation(labels)) for images, labels in source("batch").batches]

@@ -111,6 +111,11 @@ class Adapter:
         allow_other_preprocessing: bool = False,
         key: Key | None = None,
     ) -> None:
+        if not isinstance(state, State | str | os.PathLike):
+            raise CasterError(
+                f"the state must be a path or a State, not {type(state).__name__}: the model comes "
+                "first, then its state"
+            )
         if not isinstance(state, State):
             state = states.load(state, key)
         elif key is not None:
