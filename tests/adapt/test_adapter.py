@@ -444,6 +444,12 @@ def test_a_state_of_features_alone_belongs_to_no_model(tmp_path, net):
     assert allowed.head is None
 
 
+def test_a_stream_of_one_tensor_is_told_to_split_it():
+    adapter = caster.fit(wrap(network()), loader(), layers=False)
+    with pytest.raises(CasterError, match=r"`stream` takes batches, such as x\.split"):
+        next(adapter.stream(SHIFTED))
+
+
 def test_a_model_changed_after_fitting_is_rejected(tmp_path):
     net = network()
     model = wrap(net)

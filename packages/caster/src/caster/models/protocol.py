@@ -11,7 +11,9 @@ from caster.core.linalg import Array
 from caster.errors import CasterError
 from caster.models.preprocessing import Preprocessing
 
-SINGLE_IMAGE = "a single image needs a batch axis, x[None]"
+SINGLE_IMAGE = (
+    "a single image needs a batch axis, x[None]; `stream` takes batches, such as x.split(64)"
+)
 
 
 @dataclass(frozen=True, eq=False)
