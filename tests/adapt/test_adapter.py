@@ -461,6 +461,15 @@ def test_a_model_changed_after_fitting_is_rejected(tmp_path):
         model.verify()
 
 
+def test_inputs_of_a_fit_that_are_nan_are_named():
+    first, second = list(loader())[:2]
+    images = second[0].clone()
+    images[3] = torch.nan
+    batches = [first, (images, second[1])]
+    with pytest.raises(CasterError, match="NaN or infinity for row 3 of batch 1"):
+        caster.fit(wrap(network()), batches, layers=False)
+
+
 def test_a_model_changed_while_fitting_is_rejected():
     net = network()
 

@@ -83,12 +83,19 @@ def fit(
     statistics = activation_statistics_for(model) if measured else None
     chunks, columns = [], None
     index = LabelIndex()
-    for images, given in map(pair, batches):
+    for number, (images, given) in enumerate(map(pair, batches)):
         labels = as_labels(given)
         targets = index(labels)
         outputs = model(images) if statistics is None else statistics(images, targets)
         logits = None if outputs.logits is None else to_numpy(outputs.logits)
-        chunks.append((to_numpy(outputs.features), labels, logits))
+        features = to_numpy(outputs.features)
+        broken = np.argwhere(~np.isfinite(features))
+        if len(broken):
+            raise CasterError(
+                f"{model.name} gives NaN or infinity for row {broken[0, 0]} of batch {number}: "
+                "check its inputs"
+            )
+        chunks.append((features, labels, logits))
         columns = outputs.columns
     if not chunks:
         raise CasterError("there are no batches to fit")
