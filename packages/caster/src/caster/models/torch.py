@@ -84,7 +84,10 @@ class TorchModel:
     def verify(self) -> None:
         """Raise if a parameter, a buffer or a layer has changed since the module was wrapped."""
         if digest_of(self.module) != self._content:
-            raise CasterError(f"{self.name} was changed while it was in use: it is not frozen")
+            raise CasterError(
+                f"{self.name} was changed while it was in use: it is not frozen. Restore its "
+                "weights, or wrap it and fit again"
+            )
 
     def __call__(self, batch: Any) -> Outputs:
         """Compute features and logits of a batch, in float32 on the module's device."""
