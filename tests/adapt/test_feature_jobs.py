@@ -390,6 +390,18 @@ def test_the_doctor_speaks_plainly(files, batch_size, words):
         assert word in text
 
 
+@pytest.mark.parametrize(("smallest", "accepted"), [(6, 27), (6, 32), (12, 27)])
+def test_the_doctor_says_why_a_smaller_batch_suffices(files, smallest, accepted):
+    found = replace(
+        diagnose(files / "s.caster", 64),
+        smallest_batch=smallest,
+        reasons=Counter(accepted=accepted, ratio=32 - accepted),
+    )
+    text = "\n".join(found.sentences())
+    told = f"has about {smallest} samples and a diagonal map; from 8 samples on the map is full"
+    assert (told in text) == (smallest < 2 * found.k0 and accepted < 0.9 * 32)
+
+
 def test_the_doctor_says_when_nothing_would_do(tmp_path, source):
     Caster(min_samples=10**6).fit(*source).save(tmp_path / "s.caster")
     found = diagnose(tmp_path / "s.caster", 64)

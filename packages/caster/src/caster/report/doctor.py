@@ -195,10 +195,20 @@ class Diagnosis:
     def _describe_size(self) -> str:
         if self.smallest_batch is None:
             return f"No batch size up to {BATCH_SIZES[-1]:,} is sufficient."
-        return (
+        line = (
             f"The smallest sufficient batch ({SUFFICIENT_ACCEPTANCE:.0%} accepted) has about "
-            f"{self.smallest_batch:,} samples."
+            f"{self.smallest_batch:,} samples"
         )
+        full_from = 2 * self.k0
+        if (
+            self.smallest_batch < full_from <= self.batch_size
+            and self.acceptance < SUFFICIENT_ACCEPTANCE
+        ):
+            return (
+                f"{line} and a diagonal map; from {full_from:,} samples on the map is full, which "
+                f"batches of {self.batch_size:,} do not support as often."
+            )
+        return f"{line}."
 
 
 def diagnose(
