@@ -33,7 +33,7 @@ demo: .venv/dev  ## run the demo and write caster-demo.html
 
 reproduction: .venv/dev  ## rewrite reproduction/README.md and report, the leaderboard and marked figures, from the records
 	$(BIN)/caster bench claims reproduction/claims.toml
-	$(BIN)/caster bench leaderboard reproduction/sweeps/field.toml reproduction/sweeps/mixture.toml reproduction/sweeps/reproduction.toml --records reproduction/records -o docs
+	$(BIN)/caster bench leaderboard reproduction/sweeps/field.toml reproduction/sweeps/mixture.toml reproduction/sweeps/small.toml reproduction/sweeps/reproduction.toml --records reproduction/records -o docs
 	$(BIN)/python docs/make_pages.py
 
 docs: .venv/docs  ## build the site into build/site, and run its examples

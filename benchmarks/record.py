@@ -47,9 +47,11 @@ EPOCHS = {  # on CIFAR-10 and on CIFAR-100
     "swin_tiny": (24, 18),
     "vit_base": (28, 20),
     "deit_base": (32, 20),
+    "mini-resnet": (40, 40),
+    "mini-vit": (40, 40),
 }
 NAME = re.compile(
-    r"(?P<architecture>\w+)(?P<plain>-plain)?-(?P<data>cifar100?)-(?P<seed>\d+)\.safetensors"
+    r"(?P<architecture>[\w-]+?)(?P<plain>-plain)?-(?P<data>cifar100?)-(?P<seed>\d+)\.safetensors"
 )
 
 

@@ -32,10 +32,12 @@ LAYERS_KEPT = "mixture/layers-kept"
 TEN, HUNDRED = "ResNet-18, CIFAR-10", "ResNet-18, CIFAR-100"
 PLAIN, VIT = "ResNet-18, plainly trained, CIFAR-10", "ViT-B, CIFAR-10"
 FIFTY, LITE = "ResNet-50, ImageNet", "EfficientNet-Lite0, ImageNet"
+SMALL, MINI, MINI_VIT = "small/layers-methods", "mini-ResNet, CIFAR-10", "mini-ViT, CIFAR-10"
 OURS, UNGATED = "mixture transport", "mixture transport, ungated"
 LAYERS, LAYERS_UNGATED = "layer transport", "layer transport, ungated"
 CONTINUAL, SORTED, MIXED = "shuffled, continual", "sorted by class", "shuffled, mixed"
 LOOSE, TAILS = "Dirichlet 1", "long-tailed"
+BURSTS, BURSTS_CONTINUAL = "Dirichlet 0.1", "Dirichlet 0.1, continual"
 IN_REPORTS = {  # methods and kinds of streams, where a page does not call them the same
     "BN statistics": "bn-adapt",
     "caster, `features`": "caster",
@@ -45,6 +47,10 @@ IN_REPORTS = {  # methods and kinds of streams, where a page does not call them 
     "turning: shuffled, then sorted": "turning",
     "Dirichlet 0.1": "dirichlet, concentration 0.1",
     "Dirichlet 1": "dirichlet, concentration 1.0",
+    "smoothed frozen: the vote alone": "smoothed-frozen",
+    "k-NN": "knn",
+    "clean, Dirichlet 0.1": "clean, dirichlet, concentration 0.1",
+    "Dirichlet 0.1, continual": "dirichlet, concentration 0.1, continual",
     "Dirichlet 0.1, recurring": "dirichlet, concentration 0.1, recurring",
     "Dirichlet 0.1, mixed": "dirichlet, concentration 0.1, mixed",
     "mixed within batches, shuffled": "shuffled, mixed",
@@ -120,6 +126,21 @@ def figures() -> dict[str, float]:
         "eata-adam-least": min(adam),
         "eata-adam-most": max(adam),
         "layers-lost-50": 100 - look(LAYERS_KEPT, FIFTY)["kept, %"],
+        "small-classes": classes_in_batch(),
+        "small-clean": top1(SMALL, MINI, "frozen", f"clean, {BURSTS}"),
+        "small-note": top1(SMALL, MINI, "NOTE", BURSTS),
+        "small-rotta": top1(SMALL, MINI, "RoTTA", BURSTS),
+        "small-ours": top1(SMALL, MINI, OURS, BURSTS),
+        "small-frozen": top1(SMALL, MINI, "frozen", BURSTS),
+        "small-vote": top1(SMALL, MINI, "smoothed frozen", BURSTS),
+        "small-vit-clean": top1(SMALL, MINI_VIT, "frozen", "clean, shuffled"),
+        "small-vit-frozen": top1(SMALL, MINI_VIT, "frozen"),
+        "small-foa": top1(SMALL, MINI_VIT, "FOA"),
+        "small-vit-pea": top1(SMALL, MINI_VIT, "PEA"),
+        "small-vit-ours": top1(SMALL, MINI_VIT, OURS),
+        "small-vit-ungated": top1(SMALL, MINI_VIT, UNGATED),
+        "small-vit-loss": look(SMALL, MINI_VIT, OURS)["worst loss"],
+        "small-vote-loss": look(SMALL, MINI, "smoothed frozen", BURSTS)["worst loss"],
     }
     for name, network in (("10", TEN), ("100", HUNDRED)):
         found |= {
@@ -144,7 +165,7 @@ def figures() -> dict[str, float]:
             f"bn-{name}": top1(KINDS, network, "BN statistics"),
             f"pea-{name}": top1(KINDS, network, "PEA"),
         }
-    for name in ("mixture", "reproduction"):
+    for name in ("mixture", "reproduction", "small"):
         sweep = sweeps.read(REPRODUCTION / "sweeps" / f"{name}.toml")
         found[f"cells-{name}"] = len(sweep.cells)
         found[f"streams-{name}"] = len({spec.stream for spec in sweep.cells})
@@ -158,20 +179,32 @@ def tables() -> dict[str, Table]:
     streams = [(own, kind) for own in (TEN, HUNDRED) for kind in (CONTINUAL, "shuffled")]
     continual = {row["method"].partition(" (")[0] for row in rows(FIELD, TEN, kind=CONTINUAL)}
     kept = {row["backbone"] for row in report(LAYERS_KEPT)} - {"all"}
+    bursts = [(MINI, kind) for kind in (BURSTS, BURSTS_CONTINUAL, f"clean, {BURSTS}")]
+    every = {
+        re.sub(r" \(lr .*", ", tuned", row["method"]) for row in rows(SMALL, MINI, kind=BURSTS)
+    }
     learning = {row["backbone"] for row in report(PAPER) if row["method"] == "layer-transport"}
     return {
-        "results": Table(partial(field_row, results, "-")),
+        "results": Table(partial(accuracy_row, FIELD, results, "-")),
         "kinds-10": Table(partial(kind_row, TEN), kinds(TEN)),
         "kinds-100": Table(partial(kind_row, HUNDRED), kinds(HUNDRED)),
         "kinds-vit": Table(partial(kind_row, VIT), kinds(VIT)),
         "kinds-50": Table(partial(kind_row, FIFTY), kinds(FIFTY, clean=True)),
         "kinds-lite": Table(partial(kind_row, LITE), kinds(LITE, clean=True)),
-        "continual": Table(partial(field_row, streams, ""), continual),
+        "continual": Table(partial(accuracy_row, FIELD, streams, ""), continual),
         "layers-kept": Table(layers_kept_row, kept),
         "layers-kinds": Table(layers_kind_row, kinds(HUNDRED)),
-        "layers-field": Table(partial(field_row, layers, "")),
+        "layers-field": Table(partial(accuracy_row, FIELD, layers, "")),
         "layers-learning": Table(learning_row, learning),
-        "tuning": Table(tuning_row, {row["method"] for row in report("tuning/tuning")}),
+        "small-bursts": Table(partial(accuracy_row, SMALL, bursts, ""), every | {"CoTTA"}),
+        "tuning": Table(
+            partial(tuning_row, "tuning/tuning", (TEN, PLAIN, HUNDRED)),
+            {row["method"] for row in report("tuning/tuning")},
+        ),
+        "small-tuning": Table(
+            partial(tuning_row, "small/tuning", (MINI,)),
+            {row["method"] for row in report("small/tuning")},
+        ),
     }
 
 
@@ -202,6 +235,15 @@ def statements() -> dict[str, bool]:
         == {"roid", "tent", "pea", "deyo", "layer-transport"},
         "continual-ahead-100": ahead(FIELD, HUNDRED, OURS, CONTINUAL) == {"roid"},
         "continual-none-loses": without_resets()[2],
+        "small-first": all(
+            row["top-1"] < top1(SMALL, MINI, OURS, kind) or "-transport" in row["method"]
+            for kind in (BURSTS, BURSTS_CONTINUAL)
+            for row in rows(SMALL, MINI, kind=kind)
+        ),
+        "small-behind-frozen": learners | {"bn-adapt", "eata", "eta", "sar", "coral"}
+        == {row["method"] for row in rows(SMALL, MINI, kind=BURSTS_CONTINUAL) if row["gain"] < -10},
+        "small-vit-pea-first": ahead(SMALL, MINI_VIT, OURS) == {"pea"},
+        "small-vit-loss-is-contrast": "contrast" in look("small/mixture-kept", MINI_VIT)["where"],
         "layers-aim": aim == {TEN, HUNDRED, LITE},
         "layers-behind-imagenet": all(rivals < ahead(KINDS, own, LAYERS) for own in (FIFTY, LITE)),
         "layers-behind-severe": {"bn-adapt", "tent", "eata", "sar"}
@@ -218,9 +260,9 @@ def statements() -> dict[str, bool]:
 # --- rows of tables ---------------------------------------------------------------------------
 
 
-def field_row(streams: list[tuple[str, str]], absent: str, method: str) -> list[str]:
-    """Accuracy of a method under the field's protocol."""
-    found = [rows(FIELD, network, method, kind) for network, kind in streams]
+def accuracy_row(table: str, streams: list[tuple[str, str]], absent: str, method: str) -> list[str]:
+    """Accuracy of a method on kinds of streams."""
+    found = [rows(table, network, method, kind) for network, kind in streams]
     return [f"{own[0]['top-1']:.1f}" if own else absent for own in found]
 
 
@@ -268,9 +310,9 @@ def learning_row(network: str) -> list[str]:
     return [f"{top1(PAPER, network, 'frozen'):.2f}", shown[0], f"{best} {shown[1]}", *shown[2:]]
 
 
-def tuning_row(method: str) -> list[str]:
-    """Accuracy with the published setting and with the best of five, on three networks."""
-    tried = [rows("tuning/tuning", network, method) for network in (TEN, PLAIN, HUNDRED)]
+def tuning_row(table: str, networks: tuple[str, ...], method: str) -> list[str]:
+    """Accuracy with the published setting and with the best of five."""
+    tried = [rows(table, network, method) for network in networks]
     found = [[row["accuracy"] for row in own] for own in tried]
     return [f"{own[0]:.1f} → {max(own):.1f}" if own else "" for own in found]
 
@@ -400,6 +442,15 @@ def without_resets() -> tuple[dict[str, list[float]], dict[str, float], bool]:
         for data in largest
     }
     return losses, largest, not any(below)
+
+
+def classes_in_batch() -> float:
+    """Mean number of classes in a batch of a stream in bursts."""
+    for where in scan(Pack(REPRODUCTION / "records" / "small")).records:
+        _, spec = described(where)
+        if spec.order == "dirichlet":
+            return float(np.mean(read(where).batches.classes))
+    sys.exit("no record of a stream in bursts")
 
 
 # --- how they get into the pages --------------------------------------------------------------

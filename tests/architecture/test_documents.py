@@ -199,10 +199,13 @@ def test_no_table_can_leave_out_a_row_that_reports_have(maker):
 
 
 METHODS, FIELD, TUNING = "mixture/layers-methods", "field/layers-methods", "tuning/tuning"
+METHODS_SMALL = "small/layers-methods"
 KEPT, PAPER = "mixture/layers-kept", "reproduction/corruption-all-backbones"
 TEN, HUNDRED = (f"ResNet-18, {data} on {data}" for data in ("CIFAR-10", "CIFAR-100"))
 SMALL, FIFTY = "ResNet-18, CIFAR-10", "ResNet-50, ImageNet on ImageNet"
-DIRICHLET = "dirichlet, concentration 1.0"
+MINI, MINI_VIT = (f"mini-{name}, CIFAR-10 on CIFAR-10" for name in ("ResNet", "ViT"))
+DIRICHLET, BURSTS = (f"dirichlet, concentration {number}" for number in ("1.0", "0.1"))
+CLEAN = f"clean, {BURSTS}"
 OURS, LAYERS, CONTINUAL = "mixture-transport", "layer-transport", "shuffled, continual"
 
 
@@ -231,6 +234,16 @@ def digits_of(shown: str, name: str, column: str, where: tuple[str, ...]) -> str
         ("layers-field", "Tent", 3, FIELD, "top-1", (HUNDRED, "shuffled", "tent")),
         ("layers-learning", SMALL, 6, PAPER, "top-1", (SMALL, LAYERS)),
         ("tuning", "NOTE", 1, TUNING, "accuracy", (SMALL, '"note"')),
+        ("small-bursts", "RoTTA", 1, METHODS_SMALL, "top-1", (MINI, BURSTS, "rotta")),
+        (
+            "small-bursts",
+            "NOTE, tuned",
+            1,
+            METHODS_SMALL,
+            "top-1",
+            (MINI, BURSTS, "note (lr 0.001)"),
+        ),
+        ("small-bursts", "mixture transport", 3, METHODS_SMALL, "top-1", (MINI, CLEAN, OURS)),
     ],
 )
 def test_single_cells_are_those_of_the_reports(name, title, position, table, column, where):
@@ -250,6 +263,8 @@ def test_single_cells_are_those_of_the_reports(name, title, position, table, col
         ("loss-50", "mixture/mixture-kept", "worst loss, gated", (FIFTY,)),
         ("streams-field", "field/mixture-kept", "streams", ("all",)),
         ("continual-100", FIELD, "top-1", (HUNDRED, CONTINUAL, OURS)),
+        ("small-foa", METHODS_SMALL, "top-1", (MINI_VIT, "shuffled", "foa")),
+        ("small-vit-loss", METHODS_SMALL, "worst loss", (MINI_VIT, "shuffled", OURS)),
     ],
 )
 def test_single_figures_in_sentences_are_those_of_the_reports(name, table, column, where):

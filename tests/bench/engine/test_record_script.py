@@ -341,7 +341,7 @@ def test_a_sweep_without_the_method_is_left_out(workdir, monkeypatch):
 
 def test_epochs_are_those_of_the_documentation():
     text = (ROOT / "docs" / "benchmark.md").read_text()
-    rows = re.findall(r"^\| `(\w+)` \| (\d+).*? \| (\d+)", text, re.MULTILINE)
+    rows = re.findall(r"^\| `([\w-]+)` \| (\d+).*? \| (\d+)", text, re.MULTILINE)
     assert {name: (int(first), int(second)) for name, first, second in rows} == record.EPOCHS
 
 
