@@ -607,7 +607,7 @@ def test_labels_the_state_does_not_know_are_reported_before_an_image_is_read(mad
     folder = write_folder(tmp_path / "t", SHIFTED, TARGET, [*NAMES[:3], "ivory", *NAMES[4:]])
     assert error_line(evaluate, made, tmp_path, Unread(open_images(folder))) == (
         f"the state does not know the class 'ivory' of {folder}: it was fitted to 8 classes "
-        "('azure', 'brown', 'coral', 'denim', 'ebony' ...); skip such samples with "
+        "('azure', 'brown', 'coral', 'denim', 'ebony', ...); skip such samples with "
         "--known-classes-only"
     )
     assert [path.name for path in tmp_path.iterdir()] == ["t"]

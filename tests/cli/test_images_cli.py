@@ -402,7 +402,8 @@ def test_preprocessing_that_will_not_do(refusal, made):
 def test_an_image_of_the_wrong_size_is_named(refusal, made):
     tall = write_folder(made / "tall", [np.repeat(p, 2, axis=0) for p in PIXELS], TRUTH)
     said = refusal(f"fit M {tall} -o s")
-    assert "takes (any, 3, 6, 6), not (64, 3, 12, 6) (on azure/000.png and 63 more)" in said
+    assert "takes (any, 3, 6, 6), not (64, 3, 12, 6): add `resize = [6, 6]`" in said
+    assert said.endswith("(on azure/000.png and 63 more)")
     (made / "crop.toml").write_text(TOML + "crop = 6\n")
     small = write_folder(made / "small", PIXELS[:, :3], TRUTH)
     said = refusal(f"fit --model @m.onnx --preprocessing @crop.toml {small} -o s")
