@@ -45,8 +45,8 @@ EPOCHS = {  # on CIFAR-10 and on CIFAR-100
     "resnet50": (24, 24),
     "convnext_tiny": (30, 24),
     "swin_tiny": (24, 18),
-    "vit_base": (28, 20),
-    "deit_base": (32, 20),
+    "vit_base": (28, 16),
+    "deit_base": (36, 16),
     "mini-resnet": (40, 40),
     "mini-vit": (40, 40),
 }
