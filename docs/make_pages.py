@@ -90,6 +90,7 @@ def figures() -> dict[str, float]:
     losses, largest, _ = without_resets()
     classes = small_record("mini-resnet", "frozen", "fog").batches.classes
     answers = small_record("mini-vit", "mixture-transport", "contrast").samples.prediction
+    by_method = vit_accuracies()
     found = {
         "rejected-field": 100 - look(FIELD, TEN, OURS)["accepted, %"],
         "rejected-mixed": 100 - look(KINDS, TEN, OURS, MIXED)["accepted, %"],
@@ -109,6 +110,7 @@ def figures() -> dict[str, float]:
         "loss-cifar-ungated": max(own["worst loss, ungated"] for own in small),
         "loss-imagenet-ungated": max(own["worst loss, ungated"] for own in large),
         "pea-ahead": lead(KINDS, FIFTY, "PEA", OURS),
+        "vit-t3a-behind": lead(FIELD, VIT, OURS, "T3A"),
         "streams-field": look(FIELD_KEPT, "all")["streams"],
         "kept-plain": look(FIELD_KEPT, PLAIN)["kept, %"],
         "kept-vit": look(FIELD_KEPT, VIT)["kept, %"],
@@ -168,6 +170,12 @@ def figures() -> dict[str, float]:
             f"bn-{name}": top1(KINDS, network, "BN statistics"),
             f"pea-{name}": top1(KINDS, network, "PEA"),
         }
+    for name in ("pea", "foa"):
+        streams = by_method[name].keys()
+        found[f"vit-{name}-streams"] = len(streams)
+        for method, label in ((name, ""), ("mixture-transport", "-ours"), ("frozen", "-frozen")):
+            found[f"vit-{name}{label}"] = float(np.mean([by_method[method][s] for s in streams]))
+    found["vit-pea-behind"] = found["vit-pea-ours"] - found["vit-pea"]
     for name in ("mixture", "reproduction", "small"):
         sweep = sweeps.read(REPRODUCTION / "sweeps" / f"{name}.toml")
         found[f"cells-{name}"] = len(sweep.cells)
@@ -445,6 +453,22 @@ def without_resets() -> tuple[dict[str, list[float]], dict[str, float], bool]:
         for data in largest
     }
     return losses, largest, not any(below)
+
+
+@cache
+def vit_accuracies() -> dict[str, dict[str, float]]:
+    """Return top-1 of every method on every corruption of the ViT-B under the field's protocol.
+
+    Reports leave out methods that lack a corruption.
+    """
+    found: dict[str, dict[str, float]] = {}
+    for where in scan(Pack(REPRODUCTION / "records" / "field")).records:
+        _, spec = described(where)
+        if spec.backbone == "vit_base-cifar10":
+            samples = read(where).samples
+            right = float(100 * np.mean(samples.prediction == samples.label))
+            found.setdefault(spec.method, {})[spec.conditions[0][0]] = right
+    return found
 
 
 def small_record(backbone: str, method: str, corruption: str) -> Record:
