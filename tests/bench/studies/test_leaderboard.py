@@ -13,8 +13,11 @@ import pytest
 from caster_bench.engine.pack import pack
 from caster_bench.records.store import Pack
 from caster_bench.studies.leaderboard import (
+    Cost,
+    Pool,
     Ranking,
     board_table,
+    costs_of,
     measure_cost,
     merge,
     overview_tables,
@@ -148,14 +151,40 @@ def test_costs_are_relative_to_the_frozen_model_of_the_same_sweep(place, tmp_pat
     for name in ("every.toml", "mine.toml"):
         sweep = read(both / name)
         found.append(load_recorded(sweep, Pack(both / "records" / sweep.name))[0].results)
-    own = {key: cost for key, cost in measure_cost(found[1]).items() if key[1] == "roid"}
+    own = [cost for cost in measure_cost(found[1]) if cost.method == "roid"]
     for spec, score in found[1].scores.items():
         slow = replace(score.batches, seconds=10 * score.batches.seconds)
         found[1].scores[spec] = replace(score, batches=slow)
-    pooled = merge(found).costs
-    assert own
-    for key, cost in own.items():
-        assert pooled[key].speed == pytest.approx(cost.speed)
+    pool = merge(found)
+    speeds = {(cost.family, cost.network): cost.speed for cost in own}
+    assert {family for family, _ in speeds} == {"BN", "LN"}
+    for family in ("BN", "LN"):
+        pooled = costs_of(pool, family, on_gpu=own[0].on_gpu)["roid"]
+        assert pooled.speed == pytest.approx(speeds[family, pooled.network])
+
+
+def test_costs_of_a_board_are_of_one_network_on_the_same_kind_of_machine():
+    measured = [
+        ("tent", 0.1, "small", "BN", False),
+        ("sar", 0.2, "small", "BN", True),
+        ("tent", 0.3, "large", "BN", True),
+        ("tent", 0.4, "vit", "LN", True),
+        ("tent", 0.5, "small", "BN", True),
+        ("sar", 0.6, "small", "BN", True),
+    ]
+    costs = [Cost(method, speed, None, *place) for method, speed, *place in measured]
+    pool = Pool(None, {}, {}, costs)
+    found = {
+        (family, on_gpu): {m: c.speed for m, c in costs_of(pool, family, on_gpu).items()}
+        for family in ("BN", "LN")
+        for on_gpu in (True, False)
+    }
+    assert found == {
+        ("BN", True): {"sar": 0.2, "tent": 0.5},  # not the large network's
+        ("BN", False): {"tent": 0.1},
+        ("LN", True): {"tent": 0.4},
+        ("LN", False): {},
+    }
 
 
 def test_streams_that_a_submission_adds_change_nothing_for_others(place, tmp_path):

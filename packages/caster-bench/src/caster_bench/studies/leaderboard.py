@@ -7,6 +7,7 @@ drops the others by adding one.
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -71,11 +72,14 @@ class Board:
 
 @dataclass(frozen=True)
 class Cost:
-    """Speed and memory relative to the frozen model, and the network they were measured on."""
+    """Speed and memory of a method relative to the frozen model, and where they were measured."""
 
+    method: str
     speed: float | None
     memory: float | None
-    network: str | None
+    network: str
+    family: str
+    on_gpu: bool
 
 
 @dataclass(frozen=True)
@@ -117,7 +121,7 @@ class Pool:
     results: Results
     homes: dict[Spec, int]  # stream: number of the first sweep that has it
     owners: dict[Spec, int]  # cell: number of the sweep whose result counts
-    costs: dict[tuple[str, str], Cost]  # by family and method, each within its own sweep
+    costs: list[Cost]  # of all sweeps in turn
 
 
 def merge(recorded: Sequence[Results]) -> Pool:
@@ -127,10 +131,9 @@ def merge(recorded: Sequence[Results]) -> Pool:
     are relative to the frozen model of the same sweep, which ran on the same machine.
     """
     whole = Sweep("leaderboard", "Leaderboard", {}, {}, {}, {}, "")
-    pool = Pool(Results(whole, whole, {}, {}, {}), {}, {}, {})
+    pool = Pool(Results(whole, whole, {}, {}, {}), {}, {}, [])
     for number, results in enumerate(recorded):
-        for key, cost in measure_cost(results).items():
-            pool.costs.setdefault(key, cost)
+        pool.costs.extend(measure_cost(results))
         sweep, title = results.sweep, titles(results.sweep)
         for spec, score in results.scores.items():
             own = results.provenance[spec]
@@ -161,13 +164,14 @@ def rank(pool: Pool) -> tuple[Ranking, ...]:
         whole = {method: each for method, each in entries.items() if each.whole}
         if FROZEN not in whole or len(whole) < 2:
             continue
+        costs = costs_of(pool, board.family, _on_gpu(group[0].spec, results))
         standings = [
             Standing(
                 method,
                 each,
                 each.mean.value - whole[FROZEN].mean.value,
                 any(score.backward for score in methods[method]),
-                pool.costs.get((board.family, method)),
+                costs.get(_without_preset(method)),
                 tuple(sorted({results.provenance[s.spec].revision for s in methods[method]})),
             )
             for method, each in whole.items()
@@ -237,18 +241,43 @@ def _board(spec: Spec, results: Results, sizes: Mapping[str, int]) -> Board:
     return Board(sizes[spec.data], (), order_of(spec), spec.batch_size, family, data)
 
 
-def measure_cost(results: Results) -> dict[tuple[str, str], Cost]:
-    """Cost by family and method, on the network where most methods were measured."""
+def costs_of(pool: Pool, family: str, on_gpu: bool) -> dict[str, Cost]:
+    """Costs by method on one network: the family's first that was measured on a GPU, or not."""
+    own = [each for each in pool.costs if (each.family, each.on_gpu) == (family, on_gpu)]
+    return {
+        _without_preset(each.method): each
+        for each in reversed(own)
+        if each.network == own[0].network
+    }
+
+
+def _without_preset(method: str) -> str:
+    """Name a method without its preset, which hardly changes its speed.
+
+    >>> _without_preset("tent (preset layer-norm)"), _without_preset("tent (lr 0.5)")
+    ('tent', 'tent (lr 0.5)')
+    """
+    return re.sub(r" \(preset [^,)]+\)$", "", method)
+
+
+def _on_gpu(spec: Spec, results: Results) -> bool:
+    hardware = dict(results.provenance[spec].hardware)
+    return hardware["device"] != hardware.get("cpu")  # a CPU is its own device
+
+
+def measure_cost(results: Results) -> list[Cost]:
+    """Costs of a sweep; those on the network where most methods were measured come first."""
     families = {each.title: FAMILIES[each.family] for each in results.sweep.backbones.values()}
     rows = runtime_cost.measure(results)
     compared = Counter(row.setting for row in rows)
     frozen = {row.setting: row.memory for row in rows if row.method == FROZEN}
-    found: dict[tuple[str, str], Cost] = {}
+    on_gpu = any(_on_gpu(spec, results) for spec in results.scores if spec.alone)
+    found = []
     for row in sorted(rows, key=lambda row: -compared[row.setting]):
         base = frozen.get(row.setting)
         memory = row.memory / base if row.memory and base else None
-        key = families[row.backbone], row.method
-        found.setdefault(key, Cost(row.share, memory, row.backbone))
+        place = row.backbone, families[row.backbone], on_gpu
+        found.append(Cost(row.method, row.share, memory, *place))
     return found
 
 
@@ -354,11 +383,12 @@ def whole_table(rankings: Sequence[Ranking]) -> Table:
 
 
 def _values(standing: Standing) -> tuple[Value, ...]:
-    found, cost = standing.entry, standing.cost or Cost(None, None, None)
+    found, cost = standing.entry, standing.cost
+    measured = (points(cost.speed), points(cost.memory), cost.network) if cost else (None,) * 3
     return (
         *(standing.method, *shown(found.mean), points(standing.gain), points(found.harm)),
         *(points(max(0.0, *found.worst.values())), standing.backward),
-        *(points(cost.speed), points(cost.memory), cost.network, _numbers(standing.revisions)),
+        *(*measured, _numbers(standing.revisions)),
     )
 
 
