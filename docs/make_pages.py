@@ -90,7 +90,7 @@ def figures() -> dict[str, float]:
     losses, largest, _ = without_resets()
     classes = small_record("mini-resnet", "frozen", "fog").batches.classes
     answers = small_record("mini-vit", "mixture-transport", "contrast").samples.prediction
-    by_method = vit_accuracies()
+    vit = vit_top1()
     found = {
         "rejected-field": 100 - look(FIELD, TEN, OURS)["accepted, %"],
         "rejected-mixed": 100 - look(KINDS, TEN, OURS, MIXED)["accepted, %"],
@@ -171,15 +171,23 @@ def figures() -> dict[str, float]:
             f"pea-{name}": top1(KINDS, network, "PEA"),
         }
     for name in ("pea", "foa"):
-        streams = by_method[name].keys()
+        streams = vit[name].keys()
         found[f"vit-{name}-streams"] = len(streams)
-        for method, label in ((name, ""), ("mixture-transport", "-ours"), ("frozen", "-frozen")):
-            found[f"vit-{name}{label}"] = float(np.mean([by_method[method][s] for s in streams]))
-    found["vit-pea-behind"] = found["vit-pea-ours"] - found["vit-pea"]
-    for name in ("mixture", "reproduction", "small"):
+        for method in (name, "frozen", "mixture-transport"):
+            mean = np.mean([vit[method][stream] for stream in streams])
+            found[f"vit-{method}-on-{name}-streams"] = float(mean)
+    ahead_of_pea = {
+        stream: vit["mixture-transport"][stream] - pea for stream, pea in vit["pea"].items()
+    }
+    found["vit-pea-behind"] = np.mean([*ahead_of_pea.values()])
+    found["vit-pea-behind-contrast"] = ahead_of_pea.pop("contrast")
+    found["vit-pea-behind-others"] = np.mean([*ahead_of_pea.values()])
+    found["vit-pea-ahead-streams"] = sum(lead < 0 for lead in ahead_of_pea.values())
+    for name in ("field", "mixture", "reproduction", "small"):
         sweep = sweeps.read(REPRODUCTION / "sweeps" / f"{name}.toml")
         found[f"cells-{name}"] = len(sweep.cells)
-        found[f"streams-{name}"] = len({spec.stream for spec in sweep.cells})
+        if name != "field":
+            found[f"streams-{name}"] = len({spec.stream for spec in sweep.cells})
     return found
 
 
@@ -429,12 +437,11 @@ def without_resets() -> tuple[dict[str, list[float]], dict[str, float], bool]:
     percent; and whether no corruption is below the frozen model.
     """
     right, below, largest = {}, [], {}
-    for where in scan(Pack(REPRODUCTION / "records" / "field")).records:
-        _, spec = described(where)
-        if spec.method != "mixture-transport" or not spec.backbone.startswith("resnet18-cifar"):
-            continue
-        record = read(where)
-        samples, batches, continual = record.samples, record.batches, spec.schedule == "continual"
+    backbones = "resnet18-cifar10", "resnet18-cifar100"
+    recorded = [each for own in backbones for each in records("field", own, "mixture-transport")]
+    for record in recorded:
+        spec, samples, batches = record.spec, record.samples, record.batches
+        continual = spec.schedule == "continual"
         for i, (name, _) in enumerate(spec.conditions):
             part = samples.batch * len(spec.conditions) // len(batches.batch) == i
             frozen, ours = (
@@ -456,29 +463,39 @@ def without_resets() -> tuple[dict[str, list[float]], dict[str, float], bool]:
 
 
 @cache
-def vit_accuracies() -> dict[str, dict[str, float]]:
-    """Return top-1 of every method on every corruption of the ViT-B under the field's protocol.
+def vit_top1() -> dict[str, dict[str, float]]:
+    """Return the accuracy of four methods on every corruption of the ViT-B that they ran on.
 
-    Reports leave out methods that lack a corruption.
+    Under the field's protocol; reports leave out a method that lacks a stream.
     """
     found: dict[str, dict[str, float]] = {}
-    for where in scan(Pack(REPRODUCTION / "records" / "field")).records:
-        _, spec = described(where)
-        if spec.backbone == "vit_base-cifar10":
-            samples = read(where).samples
-            right = float(100 * np.mean(samples.prediction == samples.label))
-            found.setdefault(spec.method, {})[spec.conditions[0][0]] = right
+    for method in ("frozen", "mixture-transport", "pea", "foa"):
+        own = records("field", "vit_base-cifar10", method)
+        found[method] = {
+            record.spec.conditions[0][0]: 100
+            * float(np.mean(record.samples.prediction == record.samples.label))
+            for record in own
+        }
+        if len(found[method]) != len(own):
+            sys.exit(f"field.toml has two cells of {method} for one stream of the ViT-B")
     return found
 
 
 def small_record(backbone: str, method: str, corruption: str) -> Record:
     """Return the record of a small network under a corruption."""
-    wanted = f"{backbone}-cifar10", method, ((corruption, 5),)
-    for where in scan(Pack(REPRODUCTION / "records" / "small")).records:
-        _, spec = described(where)
-        if (spec.backbone, spec.method, spec.conditions) == wanted:
-            return read(where)
-    sys.exit(f"no record of {wanted}")
+    wanted = ((corruption, 5),)
+    for record in records("small", f"{backbone}-cifar10", method):
+        if record.spec.conditions == wanted:
+            return record
+    sys.exit(f"no record of {backbone}, {method}, {corruption}")
+
+
+def records(sweep: str, backbone: str, method: str) -> list[Record]:
+    """Return all records of a method on a backbone."""
+    found = scan(Pack(REPRODUCTION / "records" / sweep)).records
+    specs = ((where, described(where)[1]) for where in found)
+    wanted = backbone, method
+    return [read(where) for where, spec in specs if (spec.backbone, spec.method) == wanted]
 
 
 # --- how they get into the pages --------------------------------------------------------------

@@ -22,7 +22,7 @@ from caster_bench.records.store import cells_of, sources_of, write, write_admiss
 from caster_bench.sweeps import Spec, Sweep
 
 SOFTWARE = {"python": "3.12.1", "numpy": "2.1.0", "torch": "2.13.0", "caster": "0.1.0"}
-HARDWARE = {"device": "cpu", "name": "a processor", "cores": 2}
+HARDWARE = {"device": "a processor", "cpu": "a processor", "cores": 2}
 GATED = ("caster", "caster-mixed-metric")  # methods that decide by their own certificate
 MEASURED = (*GATED, "caster-ungated")  # and those that say what it would have been
 

@@ -14,17 +14,15 @@ from caster_bench.engine.pack import pack
 from caster_bench.records.store import Pack
 from caster_bench.studies.leaderboard import (
     Cost,
-    Pool,
     Ranking,
     board_table,
     costs_of,
-    measure_cost,
     merge,
     overview_tables,
     rank,
 )
 from caster_bench.studies.results import load_recorded
-from caster_bench.sweeps import read
+from caster_bench.sweeps import Spec, read
 from tests.bench.studies.conftest import REJECTED
 from tests.support.browser import browsing, serving_folder
 from tests.support.command_line import cli
@@ -39,6 +37,17 @@ severities = [5]
 seeds = [0, 1]
 batch_sizes = [16]
 methods = ["frozen", "roid"]
+"""
+ALONE = """
+[[grid]]
+study = "cost"
+backbones = ["r50"]
+data = ["cifar10"]
+corruptions = ["fog"]
+severities = [3]
+batch_sizes = [16]
+methods = ["frozen", "roid"]
+alone = true
 """
 BOTH = GRID.replace('"roid"]', '"roid", "tent"]')
 EXTRA = GRID.replace("seeds = [0, 1]", "seeds = [0, 1, 2]")  # streams that the board does not have
@@ -143,46 +152,73 @@ def test_a_submission_with_another_checkpoint_is_on_no_board(place, tmp_path):
     assert "| roid |" not in text
 
 
-def test_costs_are_relative_to_the_frozen_model_of_the_same_sweep(place, tmp_path):
-    """Another machine's submission, ten times as slow, keeps its share."""
-    alone = GRID.replace('"corruption"', '"cost"').replace("seeds = [0, 1]", "alone = true")
-    both = with_submission(place, tmp_path, alone)
-    found = []
-    for name in ("every.toml", "mine.toml"):
+@pytest.mark.parametrize("device", ["a processor", "a GPU", "another device than the board's"])
+def test_a_board_has_the_costs_of_one_stream_on_its_kind_of_device(place, tmp_path, device):
+    """A submission timed on the same stream of a slower machine keeps its share."""
+    both = with_submission(place, tmp_path, GRID + ALONE)
+    found, expected = [], {}
+    for number, name in enumerate(("every.toml", "mine.toml")):
         sweep = read(both / name)
-        found.append(load_recorded(sweep, Pack(both / "records" / sweep.name))[0].results)
-    own = [cost for cost in measure_cost(found[1]) if cost.method == "roid"]
-    for spec, score in found[1].scores.items():
-        slow = replace(score.batches, seconds=10 * score.batches.seconds)
-        found[1].scores[spec] = replace(score, batches=slow)
+        results = load_recorded(sweep, Pack(both / "records" / sweep.name))[0].results
+        found.append(results)
+        for spec, own in results.provenance.items():
+            runs_on = "a processor" if not spec.alone and device.startswith("another") else device
+            hardware = (("cpu", "a processor"), ("device", runs_on))
+            results.provenance[spec] = replace(own, hardware=hardware)
+        timed = {}
+        for i, (spec, score) in enumerate(results.scores.items()):
+            if spec.alone:
+                slow = replace(score.batches, seconds=(1 + 9 * number) * score.batches.seconds)
+                timed[spec.method] = replace(score, batches=slow, memory=100.0 + i)
+                results.scores[spec] = timed[spec.method]
+        total = {method: sum(score.batches.seconds) for method, score in timed.items()}
+        for method, score in timed.items():
+            memory = 100 * score.memory / timed["frozen"].memory if device == "a GPU" else None
+            expected[method] = 100 * total["frozen"] / total[method], memory
     pool = merge(found)
-    speeds = {(cost.family, cost.network): cost.speed for cost in own}
-    assert {family for family, _ in speeds} == {"BN", "LN"}
-    for family in ("BN", "LN"):
-        pooled = costs_of(pool, family, on_gpu=own[0].on_gpu)["roid"]
-        assert pooled.speed == pytest.approx(speeds[family, pooled.network])
+    (ranking,) = (
+        each
+        for each in rank(pool)
+        if (each.board.family, each.board.data) == ("BN", "CIFAR-10-C*")
+        and each.board.severities == (5,)
+    )
+    table = board_table(ranking)
+    titles = [column.title for column in table.columns]
+    places = [titles.index(title) for title in ("speed, %", "memory, %") if title in titles]
+    shown = {row[0]: [row[i] for i in places] for row in table.rows}
+    if device.startswith("another"):
+        assert places == []
+        return
+    assert set(expected) - {"roid"} == {"frozen", "caster", "tent"} < set(shown)
+    assert f"Costs: r50, shuffled, batches of 16, on {device}." in table.caption
+    for method, values in shown.items():
+        known = [value for value in expected.get(method, ()) if value is not None]
+        assert [value for value in values if value is not None] == pytest.approx(known)
+    own = costs_of(pool.costs, "BN", on_gpu=device == "a GPU").items()
+    (roid,) = (cost for (method, _), cost in own if method == "roid")
+    assert 100 * roid.speed == pytest.approx(expected["roid"][0])
 
 
-def test_costs_of_a_board_are_of_one_network_on_the_same_kind_of_machine():
-    measured = [
-        ("tent", 0.1, "small", "BN", False),
-        ("sar", 0.2, "small", "BN", True),
-        ("tent", 0.3, "large", "BN", True),
-        ("tent", 0.4, "vit", "LN", True),
-        ("tent", 0.5, "small", "BN", True),
-        ("sar", 0.6, "small", "BN", True),
+def test_costs_are_of_the_stream_on_which_most_methods_were_timed():
+    def cost(method, speed, network, family="BN", on_gpu=True, backward=True):
+        stream = Spec(network, "data", "frozen", alone=True)
+        place = {"stream": stream, "where": network, "family": family, "on_gpu": on_gpu}
+        return Cost(method=method, backward=backward, speed=speed, memory=None, **place)
+
+    costs = [
+        *(cost("tent", 0.1, "small", on_gpu=False), cost("tent", 0.2, "large")),
+        *(cost("tent", 0.3, "vit", "LN"), cost("tent", 0.9, "vit", "LN", backward=False)),
+        *(cost("tent", 0.4, "small"), cost("sar", 0.5, "small"), cost("sar", 0.6, "small")),
     ]
-    costs = [Cost(method, speed, None, *place) for method, speed, *place in measured]
-    pool = Pool(None, {}, {}, costs)
     found = {
-        (family, on_gpu): {m: c.speed for m, c in costs_of(pool, family, on_gpu).items()}
+        (family, on_gpu): {key: c.speed for key, c in costs_of(costs, family, on_gpu).items()}
         for family in ("BN", "LN")
         for on_gpu in (True, False)
     }
     assert found == {
-        ("BN", True): {"sar": 0.2, "tent": 0.5},  # not the large network's
-        ("BN", False): {"tent": 0.1},
-        ("LN", True): {"tent": 0.4},
+        ("BN", True): {("tent", True): 0.4, ("sar", True): 0.5},  # not the large network's
+        ("BN", False): {("tent", True): 0.1},
+        ("LN", True): {("tent", True): 0.3, ("tent", False): 0.9},
         ("LN", False): {},
     }
 

@@ -24,7 +24,7 @@ DAMAGED, CHANGED = "changed or damaged", "admission changed or damaged"
 Pair = tuple[str, str]  # backbone and data
 Admissions = dict[Pair, Admission]
 SOFTWARE = ("python", "numpy", "torch", "caster")  # versions that must be stated
-HARDWARE = ("device",)
+HARDWARE = ("device", "cpu")  # a CPU is its own device
 Cells = dict[Spec, Cell]
 
 

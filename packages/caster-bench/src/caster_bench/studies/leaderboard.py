@@ -7,7 +7,6 @@ drops the others by adding one.
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +15,6 @@ from statistics import fmean
 
 from caster.errors import CasterError
 from caster.report import html
-from caster_bench.studies import runtime_cost
 from caster_bench.studies.corruption import FAMILIES, FROZEN, Entry, entry, unequal
 from caster_bench.studies.layers_streams import is_other, is_spare
 from caster_bench.studies.naming import STAR, STAR_NOTE, names, order_of, titles
@@ -31,7 +29,7 @@ PUBLISHED = 10_000  # images of a stream in most published tables
 HARDEST = 5  # their severity
 SHUFFLED = "shuffled"  # their order
 MIN_METHODS = 5  # methods besides the frozen model that a board needs to appear in the text
-COST_ON = "cost on"  # the network that speed and memory were measured on
+COST_ON = "cost on"  # the stream and the device that speed and memory were measured on
 PLACE = (Column("protocol"), Column("stream"), Column("B", "d"), Column("family"), Column("data"))
 EXTENT = (Column("networks"), Column("streams", "d"))
 RESULTS = (
@@ -70,14 +68,16 @@ class Board:
         return self.images >= PUBLISHED and self.severities == (HARDEST,)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Cost:
-    """Speed and memory of a method relative to the frozen model, and where they were measured."""
+    """Speed and memory of a method timed alone, relative to the frozen model on its stream."""
 
     method: str
-    speed: float | None
-    memory: float | None
-    network: str
+    backward: bool
+    speed: float
+    memory: float | None  # None on a CPU: that of the process hardly depends on the method
+    stream: Spec  # with digests for names
+    where: str  # the stream and the device in words
     family: str
     on_gpu: bool
 
@@ -136,17 +136,22 @@ def merge(recorded: Sequence[Results]) -> Pool:
         pool.costs.extend(measure_cost(results))
         sweep, title = results.sweep, titles(results.sweep)
         for spec, score in results.scores.items():
-            own = results.provenance[spec]
-            backbone, data = str(own.weights), str(own.target).partition(", ")[2]
-            same = replace(spec, backbone=backbone, data=data)
-            whole.backbones.setdefault(backbone, sweep.backbones[spec.backbone])
-            whole.data.setdefault(data, replace(sweep.data[spec.data], name=title[spec.data]))
+            own, same = results.provenance[spec], _by_digests(spec, results)
+            whole.backbones.setdefault(same.backbone, sweep.backbones[spec.backbone])
+            named = replace(sweep.data[spec.data], name=title[spec.data])
+            whole.data.setdefault(same.data, named)
             whole.cells[same] = whole.cells.get(same, frozenset()) | sweep.cells[spec]
             pool.results.scores.setdefault(same, replace(score, spec=same))
             pool.results.provenance.setdefault(same, own)
             pool.homes.setdefault(same.stream, number)
             pool.owners.setdefault(same, number)
     return pool
+
+
+def _by_digests(spec: Spec, results: Results) -> Spec:
+    """The cell with the digests of its weights and test set for their names."""
+    own = results.provenance[spec]
+    return replace(spec, backbone=str(own.weights), data=str(own.target).partition(", ")[2])
 
 
 def rank(pool: Pool) -> tuple[Ranking, ...]:
@@ -164,18 +169,21 @@ def rank(pool: Pool) -> tuple[Ranking, ...]:
         whole = {method: each for method, each in entries.items() if each.whole}
         if FROZEN not in whole or len(whole) < 2:
             continue
-        costs = costs_of(pool, board.family, _on_gpu(group[0].spec, results))
-        standings = [
-            Standing(
-                method,
-                each,
-                each.mean.value - whole[FROZEN].mean.value,
-                any(score.backward for score in methods[method]),
-                costs.get(_without_preset(method)),
-                tuple(sorted({results.provenance[s.spec].revision for s in methods[method]})),
+        costs = costs_of(pool.costs, board.family, _on_gpu(group[0].spec, results))
+        standings = []
+        for method, each in whole.items():
+            own = methods[method]
+            backward = any(score.backward for score in own)
+            standings.append(
+                Standing(
+                    method,
+                    each,
+                    each.mean.value - whole[FROZEN].mean.value,
+                    backward,
+                    costs.get((own[0].spec.method, backward)),
+                    tuple(sorted({results.provenance[score.spec].revision for score in own})),
+                )
             )
-            for method, each in whole.items()
-        ]
         standings.sort(key=lambda standing: (-standing.entry.mean.value, standing.method))
         cells = frozenset(score.spec for score in group)
         found.append(Ranking(board, tuple(standings), unequal(entries), cells))
@@ -241,44 +249,51 @@ def _board(spec: Spec, results: Results, sizes: Mapping[str, int]) -> Board:
     return Board(sizes[spec.data], (), order_of(spec), spec.batch_size, family, data)
 
 
-def costs_of(pool: Pool, family: str, on_gpu: bool) -> dict[str, Cost]:
-    """Costs by method on one network: the family's first that was measured on a GPU, or not."""
-    own = [each for each in pool.costs if (each.family, each.on_gpu) == (family, on_gpu)]
-    return {
-        _without_preset(each.method): each
-        for each in reversed(own)
-        if each.network == own[0].network
-    }
+def costs_of(costs: Sequence[Cost], family: str, on_gpu: bool) -> dict[tuple[str, bool], Cost]:
+    """Costs of a family by method and whether it ran a backward pass, all on one stream.
 
-
-def _without_preset(method: str) -> str:
-    """Name a method without its preset, which hardly changes its speed.
-
-    >>> _without_preset("tent (preset layer-norm)"), _without_preset("tent (lr 0.5)")
-    ('tent', 'tent (lr 0.5)')
+    It is the stream on which most methods were timed on a GPU, or on a CPU.
     """
-    return re.sub(r" \(preset [^,)]+\)$", "", method)
+    own = [each for each in costs if (each.family, each.on_gpu) == (family, on_gpu)]
+    timed = Counter(each.stream for each in own)
+    most = max(timed, key=lambda stream: timed[stream], default=None)
+    return {(c.method, c.backward): c for c in reversed(own) if c.stream == most}
+
+
+def measure_cost(results: Results) -> list[Cost]:
+    """Costs of all methods that a sweep timed alone next to the frozen model."""
+    found = []
+    for score in results.of("cost"):
+        spec = score.spec
+        frozen = results.scores.get(spec.stream)
+        if not spec.alone or frozen is None:
+            continue
+        on_gpu, base = _on_gpu(spec, results), frozen.memory
+        device = dict(results.provenance[spec].hardware)["device"]
+        found.append(
+            Cost(
+                method=spec.method,
+                backward=score.backward,
+                speed=_throughput(score) / _throughput(frozen),
+                memory=score.memory / base if on_gpu and score.memory and base else None,
+                stream=_by_digests(spec, results).stream,
+                where=f"{results.title(spec)}, {order_of(spec)}, batches of {spec.batch_size}, "
+                f"on {device}",
+                family=FAMILIES[results.sweep.backbones[spec.backbone].family],
+                on_gpu=on_gpu,
+            )
+        )
+    return found
+
+
+def _throughput(score: Score) -> float:
+    """Images per second over a whole stream, whose batches may take very different times."""
+    return float(score.batches.size.sum() / score.batches.seconds.sum())
 
 
 def _on_gpu(spec: Spec, results: Results) -> bool:
     hardware = dict(results.provenance[spec].hardware)
-    return hardware["device"] != hardware.get("cpu")  # a CPU is its own device
-
-
-def measure_cost(results: Results) -> list[Cost]:
-    """Costs of a sweep; those on the network where most methods were measured come first."""
-    families = {each.title: FAMILIES[each.family] for each in results.sweep.backbones.values()}
-    rows = runtime_cost.measure(results)
-    compared = Counter(row.setting for row in rows)
-    frozen = {row.setting: row.memory for row in rows if row.method == FROZEN}
-    on_gpu = any(_on_gpu(spec, results) for spec in results.scores if spec.alone)
-    found = []
-    for row in sorted(rows, key=lambda row: -compared[row.setting]):
-        base = frozen.get(row.setting)
-        memory = row.memory / base if row.memory and base else None
-        place = row.backbone, families[row.backbone], on_gpu
-        found.append(Cost(row.method, row.share, memory, *place))
-    return found
+    return hardware["device"] != hardware["cpu"]  # a CPU is its own device
 
 
 def board_table(ranking: Ranking) -> Table:
@@ -297,6 +312,8 @@ def board_table(ranking: Ranking) -> Table:
         f"{board.family}, {board.order}, batches of {board.batch_size}: {streams}. "
         f"{ranking.left_out}"
     )
+    if costs := [standing.cost for standing in ranking.standings if standing.cost]:
+        caption = f"{caption.strip()} Costs: {costs[0].where}."
     kind = "" if board.order == SHUFFLED else f", {board.order.removeprefix(f'{SHUFFLED}, ')}"
     return Table(
         f"{ranking.networks} on {board.data}{kind}",
@@ -384,7 +401,7 @@ def whole_table(rankings: Sequence[Ranking]) -> Table:
 
 def _values(standing: Standing) -> tuple[Value, ...]:
     found, cost = standing.entry, standing.cost
-    measured = (points(cost.speed), points(cost.memory), cost.network) if cost else (None,) * 3
+    measured = (points(cost.speed), points(cost.memory), cost.where) if cost else (None, None, None)
     return (
         *(standing.method, *shown(found.mean), points(standing.gain), points(found.harm)),
         *(points(max(0.0, *found.worst.values())), standing.backward),
@@ -486,12 +503,6 @@ def _markdown(
     overviews = overview_tables(
         [each for each in rankings if each not in full and len(each.standings) > MIN_METHODS]
     )
-    devices = {
-        dict(each.provenance[spec].hardware)["device"]
-        for each in results
-        for spec in each.scores
-        if spec.alone
-    }
     return html.fill(
         "caster_bench.studies",
         "leaderboard.md",
@@ -500,7 +511,6 @@ def _markdown(
         overviews=[_section(table) for table in overviews],
         many=MIN_METHODS,
         every=len(rankings),
-        devices=_listed(sorted(devices)) or "no device yet",
         star=in_markdown(STAR_NOTE),
         files=" ".join(files),
         digests=[(each.sweep.name, f"{len(each.scores):,}", each.whole.sha256) for each in results],
