@@ -30,7 +30,8 @@ FIELD, FIELD_KEPT = "field/layers-methods", "field/mixture-kept"
 PAPER, SEVERE = "reproduction/corruption-all-backbones", "reproduction/corruption-fifteen-backbones"
 LAYERS_KEPT = "mixture/layers-kept"
 TEN, HUNDRED = "ResNet-18, CIFAR-10", "ResNet-18, CIFAR-100"
-PLAIN, VIT = "ResNet-18, plainly trained, CIFAR-10", "ViT-B, CIFAR-10"
+PLAIN = "ResNet-18, plainly trained, CIFAR-10"
+VIT, SWIN = "ViT-B, CIFAR-10", "Swin-T, CIFAR-100"
 FIFTY, LITE = "ResNet-50, ImageNet", "EfficientNet-Lite0, ImageNet"
 SMALL, MINI, MINI_VIT = "small/layers-methods", "mini-ResNet, CIFAR-10", "mini-ViT, CIFAR-10"
 OURS, UNGATED = "mixture transport", "mixture transport, ungated"
@@ -76,7 +77,7 @@ Values = Mapping[str, float | Table | bool]
 
 def figures() -> dict[str, float]:
     """All figures in sentences."""
-    small = [look(KEPT, network) for network in (TEN, HUNDRED, VIT)]
+    small = [look(KEPT, network) for network in (TEN, HUNDRED, VIT, SWIN)]
     large = [look(KEPT, network) for network in (FIFTY, LITE)]
     learners = [f"ResNet-{depth}, CIFAR-{classes}" for depth in (18, 50) for classes in (10, 100)]
     leads = [lead(PAPER, own, LAYERS, best_learner(own)) for own in learners]
@@ -111,6 +112,7 @@ def figures() -> dict[str, float]:
         "loss-imagenet-ungated": max(own["worst loss, ungated"] for own in large),
         "pea-ahead": lead(KINDS, FIFTY, "PEA", OURS),
         "vit-t3a-behind": lead(FIELD, VIT, OURS, "T3A"),
+        "swin-pea-ahead": lead(KINDS, SWIN, "PEA", OURS),
         "streams-field": look(FIELD_KEPT, "all")["streams"],
         "kept-plain": look(FIELD_KEPT, PLAIN)["kept, %"],
         "kept-vit": look(FIELD_KEPT, VIT)["kept, %"],
@@ -208,6 +210,7 @@ def tables() -> dict[str, Table]:
         "kinds-10": Table(partial(kind_row, TEN), kinds(TEN)),
         "kinds-100": Table(partial(kind_row, HUNDRED), kinds(HUNDRED)),
         "kinds-vit": Table(partial(kind_row, VIT), kinds(VIT)),
+        "kinds-swin": Table(partial(kind_row, SWIN), kinds(SWIN)),
         "kinds-50": Table(partial(kind_row, FIFTY), kinds(FIFTY, clean=True)),
         "kinds-lite": Table(partial(kind_row, LITE), kinds(LITE, clean=True)),
         "continual": Table(partial(accuracy_row, FIELD, streams, ""), continual),
