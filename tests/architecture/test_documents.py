@@ -203,6 +203,7 @@ METHODS_SMALL = "small/layers-methods"
 KEPT, PAPER = "mixture/layers-kept", "reproduction/corruption-all-backbones"
 TEN, HUNDRED = (f"ResNet-18, {data} on {data}" for data in ("CIFAR-10", "CIFAR-100"))
 SMALL, FIFTY = "ResNet-18, CIFAR-10", "ResNet-50, ImageNet on ImageNet"
+SWIN = "Swin-T, CIFAR-100 on CIFAR-100"
 MINI, MINI_VIT = (f"mini-{name}, CIFAR-10 on CIFAR-10" for name in ("ResNet", "ViT"))
 DIRICHLET, BURSTS = (f"dirichlet, concentration {number}" for number in ("1.0", "0.1"))
 CLEAN = f"clean, {BURSTS}"
@@ -226,6 +227,7 @@ def digits_of(shown: str, name: str, column: str, where: tuple[str, ...]) -> str
         ("kinds-100", "Dirichlet 1", 2, METHODS, "top-1", (HUNDRED, DIRICHLET, "pea")),
         ("kinds-100", "Dirichlet 1", 4, METHODS, "top-1", (HUNDRED, DIRICHLET, OURS)),
         ("kinds-100", "Dirichlet 1", 5, METHODS, "accepted, %", (HUNDRED, DIRICHLET, OURS)),
+        ("kinds-swin", "runs", 4, METHODS, "top-1", (SWIN, "runs", OURS)),
         ("kinds-50", "clean, shuffled", 4, METHODS, "top-1", (FIFTY, "clean, shuffled", OURS)),
         ("continual", "ROID", 3, FIELD, "top-1", (HUNDRED, CONTINUAL, "roid")),
         ("continual", "EATA", 3, FIELD, "top-1", (HUNDRED, CONTINUAL, "eata (preset cifar100)")),
@@ -283,8 +285,8 @@ def test_the_readme_table_has_the_figures_of_single_networks():
             name = re.sub(r" \(preset.*\)|, preset [\w-]+", "", row["method"])
             name = re.sub(r" \(lr.*\)", ", tuned", name)
             found.setdefault(row["backbone"], {})[name] = f"{float(row['top-1']):.1f}"
-    names = "frozen/bn-adapt/lame/t3a/sar/eata/tent/pea/cotta/roid/deyo, tuned/roid, tuned/caster"
-    names += "/mixture-transport/mixture-transport-ungated"
+    names = "frozen/bn-adapt/t3a/sar/eata/tent/pea/cotta/roid/tent, tuned/deyo, tuned/roid, tuned"
+    names += "/caster/mixture-transport/mixture-transport-ungated"
     networks = ("ResNet-18, plainly trained, CIFAR-10", "ResNet-18, CIFAR-10")
     networks += ("ResNet-18, CIFAR-100", "ViT-B, CIFAR-10")
     table = (ROOT / "README.md").read_text().partition("<!--=results-->")[2].partition("\n\n")[0]
@@ -302,29 +304,35 @@ def named_rows(path: Path, name: str):
         yield row[name].as_py(), row
 
 
-@pytest.mark.slow
-def test_figures_of_streams_without_resets_follow_from_the_records():
-    """Straight from Parquet: frozen answers change labels, ours change those."""
-    text, folder, worst = (
-        "".join(map(Path.read_text, DOCUMENTS)),
-        ROOT / "reproduction/records",
-        0.0,
-    )
-    shown = {name: figure for figure, name in re.findall(r"([\d.]+)<!--=([\w-]+)-->", text)}
-    for classes in (10, 100):
-        data = f"cifar{classes}"
-        streams = dict(named_rows(folder / f"field/{data}.parquet", "stream"))
-        accuracy: dict[str, dict[str, float]] = {"each": {}, "continual": {}}
-        for cell, row in named_rows(folder / f"field/resnet18-{data}--{data}.parquet", "cell"):
-            spec = json.loads(cell)["identity"]["spec"]
-            if spec["method"] != "mixture-transport":
-                continue
+def field_answers(backbone: str, data: str, methods: set[str]):
+    """Cells of field.toml, straight from Parquet: frozen answers change labels, others those."""
+    folder = ROOT / "reproduction/records/field"
+    streams = dict(named_rows(folder / f"{data}.parquet", "stream"))
+    for cell, row in named_rows(folder / f"{backbone}--{data}.parquet", "cell"):
+        spec = json.loads(cell)["identity"]["spec"]
+        if spec["method"] in methods:
             stream = streams[row["stream"].as_py()]
             label, batch = (np.array(stream[name].as_py()) for name in ("label", "batch"))
             answer = label.copy()
             for name in ("frozen", "prediction"):
                 gaps = np.array(row[f"{name}_gaps"].as_py(), int)
                 answer[np.cumsum(gaps + 1) - 1] = row[name].as_py()
+            yield spec, label, batch, answer, row
+
+
+def marked() -> dict[str, str]:
+    """All figures that pages mark, by name."""
+    text = "".join(map(Path.read_text, DOCUMENTS))
+    return {name: figure for figure, name in re.findall(r"([\d.]+)<!--=([\w-]+)-->", text)}
+
+
+@pytest.mark.slow
+def test_figures_of_streams_without_resets_follow_from_the_records():
+    shown, worst = marked(), 0.0
+    for classes in (10, 100):
+        accuracy: dict[str, dict[str, float]] = {"each": {}, "continual": {}}
+        cells = field_answers(f"resnet18-cifar{classes}", f"cifar{classes}", {OURS})
+        for spec, label, batch, answer, row in cells:
             for i, (name, _) in enumerate(spec["conditions"]):
                 part = batch * len(spec["conditions"]) // (batch.max() + 1) == i
                 accuracy[spec["schedule"]][name] = 100 * np.mean(answer[part] == label[part])
@@ -337,6 +345,23 @@ def test_figures_of_streams_without_resets_follow_from_the_records():
         losses = (own - accuracy["continual"][name] for name, own in accuracy["each"].items())
         worst = max(worst, *losses)
     assert shown["continual-worst"] == f"{worst:.1f}"
+
+
+@pytest.mark.slow
+def test_methods_are_compared_on_the_streams_of_the_vit_that_they_ran_on():
+    shown, right = marked(), {name: {} for name in ("frozen", OURS, "pea", "foa")}
+    for spec, label, _, answer, _ in field_answers("vit_base-cifar10", "cifar10", {*right}):
+        right[spec["method"]][spec["conditions"][0][0]] = 100 * np.mean(answer == label)
+    for name in ("pea", "foa"):
+        assert shown[f"vit-{name}-streams"] == str(len(right[name]))
+        for method in ("frozen", OURS, name):
+            mean = np.mean([right[method][stream] for stream in right[name]])
+            assert shown[f"vit-{method}-on-{name}-streams"] == f"{mean:.1f}"
+    leads = {stream: right[OURS][stream] - pea for stream, pea in right["pea"].items()}
+    assert shown["vit-pea-behind"] == f"{np.mean([*leads.values()]):.1f}"
+    assert shown["vit-pea-ahead-streams"] == str(sum(lead < 0 for lead in leads.values()))
+    assert shown["vit-pea-behind-contrast"] == f"{leads.pop('contrast'):.1f}"
+    assert shown["vit-pea-behind-others"] == f"{np.mean([*leads.values()]):.1f}"
 
 
 def test_the_readme_is_short_and_has_one_figure():
