@@ -5,13 +5,13 @@
         --method mixture-transport-ungated      # after a new revision of a method
 
 Every network is trained as `docs/benchmark.md` says, from $CASTER_DATA, unless its checkpoint is
-there, and then recorded: `caster bench run` for one sweep after the other, into
-RUNS/SWEEP--BACKBONE, and `caster bench pack` into PACKS/SWEEP--BACKBONE. While some networks are
-recorded, the next ones are trained. Studies with cells that are timed alone wait until all networks
-are done, and then run one by one on the idle device. At last the packs are merged into PACKS/SWEEP,
-because a method must have one revision on all networks of a family. Sweeps get less priority than
-training where NVIDIA's MPS is installed; it is started and ended here unless it runs already.
-Published ImageNet weights must be there (`benchmarks/real/published.py`).
+there. When all are trained, because sweeps beside a training slow both, every network is recorded:
+`caster bench run` for one sweep after the other, into RUNS/SWEEP--BACKBONE, and `caster bench pack`
+into PACKS/SWEEP--BACKBONE. Studies with cells that are timed alone wait until all networks are
+done, and then run one by one on the idle device. At last the packs are merged into PACKS/SWEEP,
+because a method must have one revision on all networks of a family. Where NVIDIA's MPS is
+installed, it is started and ended here unless it runs already. Published ImageNet weights must be
+there (`benchmarks/real/published.py`).
 
 The same command continues after an interrupt.
 """
@@ -19,7 +19,6 @@ The same command continues after an interrupt.
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import shutil
 import signal
@@ -27,7 +26,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,7 +38,6 @@ from caster_bench.sweeps import STUDIES, Sweep, part_of, read
 
 BENCH = [sys.executable, "-m", "caster", "bench"]
 MPS = "nvidia-cuda-mps-control"
-LOW_PRIORITY = {"CUDA_MPS_CLIENT_PRIORITY": "1"}
 EPOCHS = {  # on CIFAR-10 and on CIFAR-100
     "resnet18": (80, 40),
     "resnet50": (24, 24),
@@ -103,14 +101,13 @@ class Recorder:
 
     def __init__(self, runs: Path, packs: Path, workers: int, at_once: int) -> None:
         self.runs, self.packs, self.workers = runs, packs, workers
-        # Separate limits: training never waits for the recording of another network.
-        self._training, self._recording = (BoundedSemaphore(at_once) for _ in range(2))
+        self._turn = BoundedSemaphore(at_once)  # to train or record a network
         self._lock = Lock()  # no command starts once `_stop` has interrupted the others
         self._started: list[subprocess.Popen[bytes]] = []
         self._stopped = False
 
     def __call__(self, networks: dict[str, list[Use]]) -> bool:
-        """Record all networks, and merge their packs; return whether everything succeeded.
+        """Train and record all networks, merge their packs, and return whether all succeeded.
 
         An interrupt or an error of one network stops all. Commands run in threads of the pool, so
         an interrupt never falls between the start of one and its registration, and the pool waits
@@ -118,40 +115,55 @@ class Recorder:
         """
         with ThreadPoolExecutor(len(networks)) as pool:
             try:
-                recording = [pool.submit(self._record, *own) for own in networks.items()]
-                recorded = [each.result() for each in as_completed(recording)]
-                return pool.submit(self._finish, networks).result() and all(recorded)
+                trained = self._each(pool, self._train, networks)
+                ready = {name: own for name, own in networks.items() if trained[name]}
+                recorded = self._each(pool, self._record, ready)
+                finished = pool.submit(self._finish, ready).result()
+                return finished and all([*trained.values(), *recorded.values()])
             except BaseException:
                 self._stop()
                 raise
 
+    def _each(
+        self,
+        pool: ThreadPoolExecutor,
+        step: Callable[[str, Sequence[Use]], bool],
+        networks: dict[str, list[Use]],
+    ) -> dict[str, bool]:
+        """Take a step with every network, some at a time; return which succeeded."""
+
+        def in_turn(checkpoint: str) -> bool:
+            with self._turn:
+                return step(checkpoint, networks[checkpoint])
+
+        taken = {checkpoint: pool.submit(in_turn, checkpoint) for checkpoint in networks}
+        for each in as_completed(taken.values()):
+            each.result()  # raises as soon as any does
+        return {checkpoint: each.result() for checkpoint, each in taken.items()}
+
+    def _train(self, checkpoint: str, uses: Sequence[Use]) -> bool:
+        """Train a network unless its checkpoint is there."""
+        if Path(checkpoint).exists():
+            return True
+        arguments = training(checkpoint)
+        if arguments is None:
+            say(f"left out: there is no {checkpoint}")
+            return False
+        return self._step(self._log(checkpoint), f"training {checkpoint}", ["train", *arguments])
+
     def _record(self, checkpoint: str, uses: Sequence[Use]) -> bool:
-        """Train one network, and record it in every sweep that has it."""
-        if not Path(checkpoint).exists():
-            arguments = training(checkpoint)
-            if arguments is None:
-                say(f"left out: there is no {checkpoint}")
-                return False
-            with self._training:
-                log, command = self._log(checkpoint), ["train", *arguments]
-                if not self._step(log, f"training {checkpoint}", command):
-                    return False
-        with self._recording:
-            recorded = [
-                self._run(checkpoint, use, use.shared if use.timed else [], self.workers)
-                for use in uses
-                if use.shared
-            ]
+        """Record a network in every sweep that has it."""
+        recorded = [
+            self._run(checkpoint, use, use.shared if use.timed else [], self.workers)
+            for use in uses
+            if use.shared
+        ]
         return all(recorded)
 
     def _finish(self, networks: dict[str, list[Use]]) -> bool:
         """Record timed cells one by one, and merge the packs of every sweep."""
         uses = [(checkpoint, use) for checkpoint, own in networks.items() for use in own]
-        timed = [
-            self._run(checkpoint, use, use.timed, 1)
-            for checkpoint, use in uses
-            if use.timed and Path(checkpoint).exists()
-        ]
+        timed = [self._run(checkpoint, use, use.timed, 1) for checkpoint, use in uses if use.timed]
         merged = [self._merge(*own) for own in {use.sweep: use.path for _, use in uses}.items()]
         return all([*timed, *merged])
 
@@ -163,7 +175,7 @@ class Recorder:
         words += [word for method in use.methods for word in ("--method", method)]
         run = ["run", use.path, "--out", out, "--backbone", use.backbone, "--workers", workers]
         packing = ["pack", use.path, "--out", out, "-o", pack]  # also what a failed run recorded
-        recorded = self._step(log, f"recording {name}", [*run, *words], low_priority=True)
+        recorded = self._step(log, f"recording {name}", [*run, *words])
         return self._step(log, f"packing {name}", packing) and recorded
 
     def _log(self, checkpoint: str) -> Path:
@@ -185,9 +197,7 @@ class Recorder:
         ]
         return all(merged)
 
-    def _step(
-        self, log: Path, what: str, arguments: Sequence[object], low_priority: bool = False
-    ) -> bool:
+    def _step(self, log: Path, what: str, arguments: Sequence[object]) -> bool:
         """Run a command with its output in a log; return whether it succeeded."""
         with log.open("a") as file, self._lock:
             if self._stopped:
@@ -196,7 +206,6 @@ class Recorder:
                 [*BENCH, *map(str, arguments)],
                 stdout=file,
                 stderr=file,
-                env=os.environ | (LOW_PRIORITY if low_priority else {}),
                 start_new_session=True,  # only `_stop` interrupts it, and once
             )
             self._started.append(process)
