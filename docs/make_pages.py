@@ -134,6 +134,7 @@ def figures() -> dict[str, float]:
         "layers-lost-50": 100 - look(LAYERS_KEPT, FIFTY)["kept, %"],
         "small-classes": float(np.mean(classes)),
         "small-vit-class": 100 * np.bincount(answers).max() / len(answers),
+        "small-speed": look("small/cost", MINI, OURS)["of frozen, %"],
         "small-clean": top1(SMALL, MINI, "frozen", f"clean, {BURSTS}"),
         "small-note": top1(SMALL, MINI, "NOTE", BURSTS),
         "small-rotta": top1(SMALL, MINI, "RoTTA", BURSTS),
