@@ -5,7 +5,7 @@
         --method mixture-transport-ungated      # after a new revision of a method
 
 Every network is trained as `docs/benchmark.md` says, from $CASTER_DATA, unless its checkpoint is
-there. When all are trained, because sweeps beside a training slow both, every network is recorded:
+there. When all are trained, because sweeps slow a training down, every network is recorded:
 `caster bench run` for one sweep after the other, into RUNS/SWEEP--BACKBONE, and `caster bench pack`
 into PACKS/SWEEP--BACKBONE. Studies with cells that are timed alone wait until all networks are
 done, and then run one by one on the idle device. At last the packs are merged into PACKS/SWEEP,
@@ -255,9 +255,7 @@ def main() -> None:
     parser.add_argument("--method", **some, help="only this method; may be repeated")
     count: dict[str, Any] = {"type": int, "choices": range(1, 65), "metavar": "N", "default": 4}
     parser.add_argument("--workers", **count, help="processes per network [4]")
-    parser.add_argument(
-        "--at-once", **count, help="networks trained at once, and recorded at once [4]"
-    )
+    parser.add_argument("--at-once", **count, help="networks trained or recorded at once [4]")
     folder: dict[str, Any] = {"type": Path, "metavar": "DIR"}
     parser.add_argument("--runs", **folder, default=Path("runs"), help="runs and logs [runs]")
     parser.add_argument("--packs", **folder, default=Path("packs"), help="packs [packs]")

@@ -183,9 +183,9 @@ def figures() -> dict[str, float]:
         stream: vit["mixture-transport"][stream] - pea for stream, pea in vit["pea"].items()
     }
     found["vit-pea-behind"] = np.mean([*ahead_of_pea.values()])
+    found["vit-pea-ahead-streams"] = sum(own < 0 for own in ahead_of_pea.values())
     found["vit-pea-behind-contrast"] = ahead_of_pea.pop("contrast")
     found["vit-pea-behind-others"] = np.mean([*ahead_of_pea.values()])
-    found["vit-pea-ahead-streams"] = sum(lead < 0 for lead in ahead_of_pea.values())
     for name in ("field", "mixture", "reproduction", "small"):
         sweep = sweeps.read(REPRODUCTION / "sweeps" / f"{name}.toml")
         found[f"cells-{name}"] = len(sweep.cells)

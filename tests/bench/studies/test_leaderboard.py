@@ -38,17 +38,7 @@ seeds = [0, 1]
 batch_sizes = [16]
 methods = ["frozen", "roid"]
 """
-ALONE = """
-[[grid]]
-study = "cost"
-backbones = ["r50"]
-data = ["cifar10"]
-corruptions = ["fog"]
-severities = [3]
-batch_sizes = [16]
-methods = ["frozen", "roid"]
-alone = true
-"""
+ALONE = SWEEP[SWEEP.rindex("[[grid]]") :].replace('"caster", "tent"', '"roid"')  # timed cells
 BOTH = GRID.replace('"roid"]', '"roid", "tent"]')
 EXTRA = GRID.replace("seeds = [0, 1]", "seeds = [0, 1, 2]")  # streams that the board does not have
 PARTIAL = GRID.replace("seeds = [0, 1]", "seeds = [0]")
